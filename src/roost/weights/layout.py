@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from roost.comm.move.dtypes import SIZES
@@ -70,8 +70,14 @@ class Held:
     box: Box
     storage: str = ""
     """What it calls the memory; the name of the tensor unless that says otherwise."""
-    at: tuple[int, ...] | None = None
+    at: tuple[int, ...] = ()
     """Where the box begins there; at the start unless that says otherwise."""
+
+    def __post_init__(self) -> None:
+        if not self.storage:
+            object.__setattr__(self, "storage", self.name)
+        if not self.at and self.box:
+            object.__setattr__(self, "at", (0,) * len(self.box))
 
 
 class Layout:
@@ -94,14 +100,12 @@ class Layout:
             for one in held:
                 spec, first = specs.setdefault(one.name, (one.spec, worker))
                 if spec != one.spec:
-                    what = f"{one.name} is {_words(spec)} in {first}, and {_words(one.spec)} in {worker}"
-                    wrong.append(Problem(message=what))
+                    known, other = (f"{each.dtype} {list(each.shape)}" for each in (spec, one.spec))
+                    wrong.append(Problem(message=f"{one.name} is {known} in {first}, and {other} in {worker}"))
                 names = storages.setdefault(one.name, [])
-                storage = one.storage or one.name
-                if storage not in names:
-                    names.append(storage)
-                at = one.at if one.at is not None else (0,) * len(one.box)
-                parts.setdefault(one.name, []).append(Part(number, one.box, at, names.index(storage)))
+                if one.storage not in names:
+                    names.append(one.storage)
+                parts.setdefault(one.name, []).append(Part(number, one.box, one.at, names.index(one.storage)))
         if wrong:
             raise ConfigError(wrong)
         shared: dict[tuple[Part, ...], tuple[Part, ...]] = {}
@@ -119,7 +123,17 @@ class Layout:
         if unknown := wanted - set(self.workers):
             raise ConfigError(f"{join_words(sorted(unknown))}: not in a layout of {join_words(self.workers)}")
         kept = [number for number, worker in enumerate(self.workers) if worker in wanted]
-        return self._renumbered([self.workers[number] for number in kept], {old: new for new, old in enumerate(kept)})
+        numbers = {old: new for new, old in enumerate(kept)}
+        shared: dict[int, tuple[Part, ...]] = {}
+        for held in self.tensors.values():
+            if id(held.parts) not in shared:
+                shared[id(held.parts)] = tuple(
+                    replace(part, worker=numbers[part.worker]) for part in held.parts if part.worker in numbers
+                )
+        return Layout(
+            [self.workers[number] for number in kept],
+            {name: HeldTensor(held.spec, shared[id(held.parts)], held.storages) for name, held in self.tensors.items()},
+        )
 
     def without(self, workers: Iterable[str]) -> Layout:
         """Return the same layout without some workers."""
@@ -143,13 +157,11 @@ class Layout:
         """Say which memory of a worker is not as the layout says: arrays by name, with a shape and a named `dtype`."""
         wrong = []
         for held in self.held_by(worker):
-            storage = held.storage or held.name
-            have = arrays.get(storage)
+            storage, have = held.storage, arrays.get(held.storage)
             if have is None:
                 wrong.append(f"{worker} has no {storage}")
                 continue
-            at = held.at or (0,) * len(held.box)
-            ends = [start + stop - first for start, (first, stop) in zip(at, held.box, strict=True)]
+            ends = [start + stop - first for start, (first, stop) in zip(held.at, held.box, strict=True)]
             if have.dtype != held.spec.dtype:
                 wrong.append(f"{storage} of {worker} is {have.dtype}, not {held.spec.dtype}")
             if len(have.shape) != len(ends) or any(end > size for end, size in zip(ends, have.shape, strict=True)):
@@ -209,21 +221,6 @@ class Layout:
     def __repr__(self) -> str:
         return f"<Layout of {len(self.tensors)} tensors in {len(self.workers)} workers>"
 
-    def _renumbered(self, workers: Sequence[str], numbers: Mapping[int, int]) -> Layout:
-        """Return it with other numbers of workers; parts of those that have none are left out."""
-        shared: dict[int, tuple[Part, ...]] = {}
-        for held in self.tensors.values():
-            if id(held.parts) not in shared:
-                shared[id(held.parts)] = tuple(
-                    Part(numbers[part.worker], part.box, part.at, part.storage)
-                    for part in held.parts
-                    if part.worker in numbers
-                )
-        return Layout(
-            workers,
-            {name: HeldTensor(held.spec, shared[id(held.parts)], held.storages) for name, held in self.tensors.items()},
-        )
-
 
 def replicated(specs: Mapping[str, TensorSpec], workers: Sequence[str]) -> Layout:
     """Return the layout in which each worker holds every tensor whole."""
@@ -232,7 +229,3 @@ def replicated(specs: Mapping[str, TensorSpec], workers: Sequence[str]) -> Layou
         for spec in specs.values()
     }
     return Layout(workers, {name: HeldTensor(spec, tables[spec.shape], (name,)) for name, spec in specs.items()})
-
-
-def _words(spec: TensorSpec) -> str:
-    return f"{spec.dtype} {list(spec.shape)}"

@@ -10,7 +10,6 @@ from __future__ import annotations
 import fnmatch
 import functools
 import itertools
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -35,7 +34,7 @@ class Split:
     patterns: tuple[str, ...]
     units: int = 0
 
-    def narrow(self, box: Box, index: int, size: int, name: str) -> Box | None:
+    def narrow(self, box: Box, index: int, size: int, name: str) -> Box:
         """Return the part of a box that a worker of the axis has."""
         if not box:
             return box
@@ -141,107 +140,73 @@ def make_layout(
     for rule in rules:
         if not isinstance(rule, Fuse | Tie) and rule.axis not in axes:
             raise ConfigError(f"a rule is about axis {rule.axis!r}", hint=f"the axes are {join_words(list(axes))}")
-    grid = [dict(zip(axes, place, strict=True)) for place in itertools.product(*map(range, axes.values()))]
-    made = _Maker(axes, grid, rules)
+    workers = [dict(zip(axes, place, strict=True)) for place in itertools.product(*map(range, axes.values()))]
+    fused = [(rule, member) for rule in rules if isinstance(rule, Fuse) for member in rule.members]
     ties = {rule.name: rule.same_as for rule in rules if isinstance(rule, Tie)}
+    # Tensors that are split alike share their boxes and parts, of which there may be hundreds for thousands of tensors.
+    alike: dict[object, list[Box | None]] = {}
+    known: dict[tuple[int, ...], tuple[Part, ...]] = {}
+
+    @functools.cache
+    def boxes_of(name: str) -> list[Box | None]:
+        """Return the box of a tensor that each worker has, or None."""
+        actions: list[Split | tuple[str, int]] = []
+        for rule in rules:
+            if isinstance(rule, Numbered):
+                if (index := rule.index(name, axes[rule.axis])) is not None:
+                    actions.append((rule.axis, index))
+            elif isinstance(rule, Split | At) and _compiled(rule.patterns).match(name):
+                actions.append(rule if isinstance(rule, Split) else (rule.axis, rule.at % axes[rule.axis]))
+        shape = specs[name].shape
+        key = (shape, *actions)
+        if key not in alike:
+            alike[key] = []
+            for worker in workers:
+                box: Box | None = whole(shape)
+                for action in actions:
+                    if box is not None and isinstance(action, Split):
+                        box = action.narrow(box, worker[action.axis], axes[action.axis], name)
+                    elif isinstance(action, tuple) and worker[action[0]] != action[1]:
+                        box = None
+                alike[key].append(box)
+        return alike[key]
+
+    def find(name: str) -> tuple[tuple[Part, ...], str]:
+        """Return the parts of a tensor, and what workers call the memory that they are in."""
+        storage, before = name, []
+        for rule, pattern in fused:
+            if (found := _template(pattern).fullmatch(name)) is not None:
+                storage = rule.storage.format(found[1])
+                before = [member.format(found[1]) for member in rule.members[: rule.members.index(pattern)]]
+                if missing := [member for member in before if member not in specs]:
+                    raise ConfigError(f"{name} is fused with {join_words(missing)}, which is not there")
+                break
+        own, *others = (boxes_of(one) for one in (name, *before))
+        key = tuple(map(id, (own, *others)))
+        if key not in known:
+            parts = []
+            for worker, box in enumerate(own):
+                if box is not None and count(box):
+                    lower = [other for boxes in others if (other := boxes[worker]) is not None and count(other)]
+                    first = sum(shape_of(other)[0] if other else 1 for other in lower)
+                    parts.append(Part(worker, box, (first, *(0,) * (len(box) - 1)) if box else ()))
+            known[key] = tuple(parts)
+        return known[key], storage
+
     tensors: dict[str, HeldTensor] = {}
-    for name, spec in specs.items():
-        if name not in ties:
-            parts, storage = made.parts(name, specs)
-            tensors[name] = HeldTensor(spec, parts, (storage,))
+    for name in (one for one in specs if one not in ties):
+        parts, storage = find(name)
+        tensors[name] = HeldTensor(specs[name], parts, (storage,))
     for name, original in ties.items():
         if name not in specs:
             continue
         held = tensors.get(original)
         if held is None or held.spec.shape != specs[name].shape:
             raise ConfigError(f"{name} is tied to {original}, which is not there or has another shape")
-        parts, storage = made.parts(name, specs)
+        parts, storage = find(name)
         added = tuple(Part(part.worker, part.box, part.at, len(held.storages)) for part in parts)
         tensors[original] = HeldTensor(held.spec, (*held.parts, *added), (*held.storages, storage))
-    return Layout([f"{group}:{rank}" for rank in range(len(grid))], tensors)
-
-
-class _Maker:
-    """Applies rules; tensors that are split alike share their parts."""
-
-    def __init__(self, axes: Mapping[str, int], grid: Sequence[Mapping[str, int]], rules: Sequence[Rule]) -> None:
-        self._axes = axes
-        self._grid = grid
-        self._rules = [rule for rule in rules if not isinstance(rule, Fuse | Tie)]
-        self._fused = [(rule, member) for rule in rules if isinstance(rule, Fuse) for member in rule.members]
-        self._known: dict[object, tuple[Part, ...]] = {}
-        self._boxes_of: dict[object, list[Box | None]] = {}
-
-    def parts(self, name: str, specs: Mapping[str, TensorSpec]) -> tuple[tuple[Part, ...], str]:
-        """Return the parts of a tensor, and what workers call the memory that they are in."""
-        storage, before = self._fusion(name, specs)
-        key = self._key(name, specs[name].shape)
-        known = (key, *(self._key(member, specs[member].shape) for member in before))
-        if known not in self._known:
-            offsets = [self._boxes(member, specs[member].shape) for member in before]
-            parts = []
-            for worker, box in enumerate(self._boxes(name, specs[name].shape)):
-                if box is None or not count(box):
-                    continue
-                first = sum(_length(boxes[worker]) for boxes in offsets)
-                at = (first, *(0,) * (len(box) - 1)) if box else ()
-                parts.append(Part(worker, box, at))
-            self._known[known] = tuple(parts)
-        return self._known[known], storage
-
-    def _fusion(self, name: str, specs: Mapping[str, TensorSpec]) -> tuple[str, list[str]]:
-        """Return the storage of a tensor, and the tensors that come before it there."""
-        for rule, pattern in self._fused:
-            found = _template(pattern).fullmatch(name)
-            if found is not None:
-                place = rule.members.index(pattern)
-                before = [member.format(found[1]) for member in rule.members[:place]]
-                if missing := [member for member in before if member not in specs]:
-                    raise ConfigError(f"{name} is fused with {join_words(missing)}, which is not there")
-                return rule.storage.format(found[1]), before
-        return name, []
-
-    def _key(self, name: str, shape: tuple[int, ...]) -> tuple[object, ...]:
-        """Return what the boxes of a tensor depend on."""
-        actions: list[object] = []
-        for rule in self._rules:
-            if isinstance(rule, Numbered):
-                index = rule.index(name, self._axes[rule.axis])
-                if index is not None:
-                    actions.append((rule.axis, index))
-            elif _matches(rule.patterns, name):
-                at = rule.at % self._axes[rule.axis] if isinstance(rule, At) else None
-                actions.append((rule.axis, at) if isinstance(rule, At) else rule)
-        return (shape, *actions)
-
-    def _boxes(self, name: str, shape: tuple[int, ...]) -> list[Box | None]:
-        """Return the box of a tensor that each worker has, or None."""
-        key = self._key(name, shape)
-        if key not in self._boxes_of:
-            self._boxes_of[key] = [self._box(name, shape, key[1:], place) for place in self._grid]
-        return self._boxes_of[key]
-
-    def _box(
-        self, name: str, shape: tuple[int, ...], actions: Sequence[object], place: Mapping[str, int]
-    ) -> Box | None:
-        box: Box | None = whole(shape)
-        for action in actions:
-            if isinstance(action, Split):
-                box = action.narrow(box or (), place[action.axis], self._axes[action.axis], name)
-            elif isinstance(action, tuple) and place[action[0]] != action[1]:
-                return None
-        return box
-
-
-def _length(box: Box | None) -> int:
-    if box is None or not math.prod(shape_of(box)):
-        return 0
-    return shape_of(box)[0] if box else 1
-
-
-@functools.lru_cache(maxsize=1 << 20)
-def _matches(patterns: tuple[str, ...], name: str) -> bool:
-    return _compiled(patterns).match(name) is not None
+    return Layout([f"{group}:{rank}" for rank in range(len(workers))], tensors)
 
 
 @functools.cache
