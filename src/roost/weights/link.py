@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from roost.comm.process import process_messages
@@ -73,7 +72,7 @@ def places_in(*groups: WorkerGroup[Any]) -> dict[str, Place]:
     return {f"{group.name}:{one.rank}": Place.of(one) for group in groups for one in group.placements}
 
 
-class WeightLink:
+class WeightLink(contextlib.AbstractContextManager["WeightLink"]):
     """The way from the weights of one group to those of another.
 
     Targets get a new version beside the old one, and take it over together when all have it; with `in_place` they get
@@ -190,13 +189,9 @@ class WeightLink:
         self.rejoin(worker, timeout=timeout)
         with self._alone(deadline):
             # What a trainer has may be newer. A target that does not answer soon is no help.
-            soon, peers = deadline.within(PEER_SECONDS), []
             others = [other for other in self.plan.target.workers if other != worker]
-            asked = {other: self._request(Request(other, Verb.VERSION, details=True), soon) for other in others}
-            for other, handle in asked.items():
-                with contextlib.suppress(ClusterError, CallTimedOut):
-                    if _answer(handle, soon) == self.version:
-                        peers.append(other)
+            versions = self._ask(others, Verb.VERSION, True, deadline.within(PEER_SECONDS), may_fail=True)
+            peers = [other for other, version in versions.items() if version == self.version]
             source, target = self.plan.target.only(peers), self.plan.target.only([worker])
             method = "accept"
             try:
@@ -228,12 +223,7 @@ class WeightLink:
         finally:
             self._lock.release()
 
-    def __enter__(self) -> WeightLink:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
@@ -283,15 +273,12 @@ class WeightLink:
             for step in steps if update.is_over else update.give_up():
                 self._tell(step)
             raise
-        return self._report(update, times)
-
-    def _report(self, update: Update, times: Mapping[Verb, float]) -> UpdateReport:
         taken = [(took, target, name) for target, moved in update.moved.items() for name, took in moved.seconds.items()]
         slow = max(taken, default=None)
         began, prepared, done = (times[phase] for phase in (Verb.PREPARE, Verb.MOVE, Verb.COMMIT))
         report = UpdateReport(
-            version=update.version,
-            nbytes=sum(update.plan.traffic.values()),
+            version=version,
+            nbytes=sum(plan.traffic.values()),
             seconds=time.monotonic() - began,
             prepare_seconds=prepared - began,
             move_seconds=done - prepared,
@@ -329,8 +316,13 @@ class WeightLink:
         if problems := [Problem(message=line) for lines in wrong.values() for line in lines]:
             raise ConfigError(problems)
 
-    def _ask(self, workers: Iterable[str], verb: Verb, details: Any, deadline: Deadline) -> dict[str, Any]:
-        """Ask all at once, and return their answers; if some fail, the error of the first that died, or the first."""
+    def _ask(
+        self, workers: Iterable[str], verb: Verb, details: Any, deadline: Deadline, *, may_fail: bool = False
+    ) -> dict[str, Any]:
+        """Ask all at once, and return their answers.
+
+        If some fail, it raises the error of the first that died, or the first; with `may_fail` they have no answer.
+        """
         handles = {worker: self._request(Request(worker, verb, details=details), deadline) for worker in workers}
         answers: dict[str, Any] = {}
         errors: list[Exception] = []
@@ -339,7 +331,7 @@ class WeightLink:
                 answers[worker] = _answer(handle, deadline)
             except (ClusterError, ConfigError) as error:
                 errors.append(error)
-        if errors:
+        if errors and not may_fail:
             raise next((error for error in errors if isinstance(error, WorkerDied)), errors[0])
         return answers
 

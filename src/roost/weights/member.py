@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from roost.comm.move.arrays import can_wrap, cut, devices_of, empty_like, finish
@@ -22,7 +23,7 @@ from roost.deadline import Deadline
 from roost.errors import CallTimedOut, ClusterError, ConfigError, RoostError
 from roost.text import error_text, join_words
 from roost.weights.adapters import Committing, as_weights
-from roost.weights.transfer import ArraysSeen, Check, Owed, Transfer, drop_owed, misfits
+from roost.weights.transfer import ArraysSeen, Owed, Transfer
 from roost.weights.update import Membership, Request, Step, Verb
 from roost.weights.versions import NO_VERSION, Versions
 
@@ -187,55 +188,51 @@ class MemberLink:
             if deadline.is_over and request.verb is not Verb.COMMIT:
                 raise CallTimedOut(f"{self._worker.address} has not got {missing} in time")
 
-        value = None
+        value: Any = None
         try:
             for step in steps:
                 if step is Step.BREAK_OFF:
                     self._break_off(ClusterError(f"update {before.attempt} was broken off"))
-                else:
-                    value = self._do(step, request, self.transfers[request.digest], check, deadline)
+                    continue
+                transfer = self.transfers[request.digest]
+                match step:
+                    case Step.OFFER:
+                        value = self._offer(transfer, request.details)
+                    case Step.CHECK:
+                        self._versions.check(request.version)
+                        transfer.check_target()
+                    case Step.CONNECT:
+                        value = transfer.connect(request.details)
+                    case Step.SEND:
+                        transfer.send(request.attempt, request.details, check, deadline)
+                    case Step.BEGIN:
+                        self._since = time.monotonic()
+                        may_wait, pause = partial(check, "a turn to change its weights"), self._worker.weights_changing
+                        self._changing.enter_context(self._versions.changing(request.version, may_wait, pause))
+                    case Step.COPY:
+                        self._filled = NO_VERSION
+                        # Of each sender, what it sent before has come before.
+                        value = transfer.copy_all(request.attempt, check, self._owed, in_place=self._in_place)
+                        self._drop_owed()
+                        with self._turn:
+                            self._state = replace(self._state, has_all=True)
+                    case Step.TAKE_OVER:
+                        # A worker that ends in the middle of it is not used any more; nothing else breaks it off.
+                        accepted = as_weights(self._worker.accept(), "accept")
+                        if isinstance(accepted, Committing):
+                            accepted.commit(request.version)
+                            self._filled = request.version
+                        else:
+                            transfer.take_over(self.staged, accepted.tensors())
+                    case Step.END:
+                        self._changing.pop_all().close()
+                        value = time.monotonic() - self._since
         except BaseException as error:
             # Weights that were being overwritten have no version.
             if request.verb is not Verb.SEND:
                 self._break_off(error)
             raise
         return value
-
-    def _do(self, step: Step, request: Request, transfer: Transfer, check: Check, deadline: Deadline) -> Any:
-        match step:
-            case Step.OFFER:
-                return self._offer(transfer, request.details)
-            case Step.CHECK:
-                self._versions.check(request.version)
-                transfer.check_target()
-            case Step.CONNECT:
-                return transfer.connect(request.details)
-            case Step.SEND:
-                transfer.send(request.attempt, request.details, check, deadline)
-            case Step.BEGIN:
-                self._since, turn = time.monotonic(), "a turn to change its weights"
-                pause = self._worker.weights_changing
-                self._changing.enter_context(self._versions.changing(request.version, lambda: check(turn), pause))
-            case Step.COPY:
-                self._filled = NO_VERSION
-                # Of each sender, what it sent before has come before.
-                moved = transfer.copy_all(request.attempt, check, self._owed, in_place=self._in_place)
-                self._drop_owed()
-                with self._turn:
-                    self._state = replace(self._state, has_all=True)
-                return moved
-            case Step.TAKE_OVER:
-                # A worker that ends in the middle of it is not used any more; nothing else breaks it off.
-                accepted = as_weights(self._worker.accept(), "accept")
-                if isinstance(accepted, Committing):
-                    accepted.commit(request.version)
-                    self._filled = request.version
-                else:
-                    transfer.take_over(self.staged, accepted.tensors())
-            case Step.END:
-                self._changing.pop_all().close()
-                return time.monotonic() - self._since
-        return None
 
     def _break_off(self, error: BaseException) -> None:
         """Let a worker whose weights were being overwritten know that they are no whole version."""
@@ -263,7 +260,7 @@ class MemberLink:
         for role, layout in ((method, plan.source), ("accept", plan.target)):
             if own in layout.workers:
                 tensors = as_weights(getattr(self._worker, role)(), role).tensors()
-                wrong += misfits(layout, own, tensors)
+                wrong += transfer.misfits(layout, tensors)
                 if layout is plan.source:
                     transfer.check_source(tensors)
         return wrong
@@ -286,8 +283,15 @@ class MemberLink:
         return number + 1, offer
 
     def _drop_owed(self) -> None:
+        """Drop what came of attempts that were broken off, which nothing else would receive."""
         owed, self._owed = self._owed, []
-        drop_owed(self._worker._roost_messages, owed)
+        for name, tags in owed:
+            with contextlib.suppress(ClusterError):
+                # They come in order: where one is not here, the rest was not sent.
+                for tag in tags:
+                    # A tensor is received into memory, and is dropped without.
+                    with contextlib.suppress(ConfigError):
+                        self._worker._roost_messages.wait_for_next(name, tag, None, 0.0)
 
     def _commits(self) -> bool:
         """Whether the worker has memory beside its weights, and takes a version over itself."""

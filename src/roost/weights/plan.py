@@ -48,10 +48,6 @@ class Place:
         """Return where a placement puts a worker."""
         return cls(placement.cluster_node_rank, placement.local_hardware_ranks)
 
-    def end(self, worker: str) -> End:
-        """Return what is known of the end of a route here, before there is a process."""
-        return End(process=worker, node=self.node, devices=self.devices)
-
 
 def places_of(plan: Plan) -> dict[str, Place]:
     """Return where the workers of a plan are."""
@@ -121,6 +117,7 @@ class SyncPlan:
         bucket_bytes: int,
         patterns: Sequence[tuple[Move, ...]],
         tensors: Sequence[PlannedTensor],
+        ends: Mapping[str, End],
     ) -> None:
         """Use `make_sync_plan`."""
         self.source = source
@@ -131,6 +128,7 @@ class SyncPlan:
         self.tensors = tuple(tensors)
         self.workers = tuple(dict.fromkeys([*source.workers, *target.workers]))
         """All that take part."""
+        self._ends = ends
 
     @functools.cached_property
     def digest(self) -> str:
@@ -186,10 +184,6 @@ class SyncPlan:
     def route(self, source: str, target: str) -> Route:
         """Return how bytes go from one worker to another."""
         return choose_route(self._ends[source], self._ends[target])
-
-    @functools.cached_property
-    def _ends(self) -> dict[str, End]:
-        return _ends(self.source, self.target, self.places)
 
     @functools.cached_property
     def traffic(self) -> Mapping[tuple[str, str], int]:
@@ -292,7 +286,26 @@ def make_sync_plan(
     if bucket_bytes < max(SIZES.values()):
         raise ConfigError(f"bucket_bytes is {bucket_bytes}: that is less than one element")
     places = places or {}
-    _check(source, target)
+    problems = []
+    for here, there, words in ((source, target, "the source has it"), (target, source, "the targets have it")):
+        problems += [Problem(message=f"{name}: only {words}") for name in here.tensors if name not in there.tensors]
+    for name, wanted in target.tensors.items():
+        if (held := source.tensors.get(name)) is None:
+            continue
+        if held.spec.shape != wanted.spec.shape:
+            shapes = f"{list(held.spec.shape)} in the source, {list(wanted.spec.shape)} in the targets"
+            problems.append(Problem(message=f"{name} has shape {shapes}"))
+        elif not can_cast(held.spec.dtype, wanted.spec.dtype):
+            problems.append(Problem(message=f"{name}: {held.spec.dtype} cannot be stored as {wanted.spec.dtype}"))
+    if problems:
+        raise ConfigError(problems)
+    # Before there are processes, all that is known of an end is its place; without one it is far from the others.
+    ends = {
+        worker: End(process=worker, node=place.node, devices=place.devices)
+        if (place := places.get(worker)) is not None
+        else End(process=worker)
+        for worker in (*source.workers, *target.workers)
+    }
     numbers: dict[int, int] = {}
     contents: dict[tuple[Part, ...], int] = {}
 
@@ -306,8 +319,6 @@ def make_sync_plan(
     made: list[tuple[Move, ...]] = []
     tensors = []
     turns: Counter[object] = Counter()
-    problems: list[Problem] = []
-    ends = _ends(source, target, places)
     for name, wanted in target.tensors.items():
         held = source.tensors[name]
         alike = number_of(held.parts), number_of(wanted.parts)
@@ -335,30 +346,7 @@ def make_sync_plan(
         )
     if problems:
         raise ConfigError(problems)
-    return SyncPlan(source, target, places, bucket_bytes, made, tensors)
-
-
-def _ends(source: Layout, target: Layout, places: Mapping[str, Place]) -> dict[str, End]:
-    """Return the ends of all routes; a worker whose place is not known is far from the others."""
-    workers = dict.fromkeys([*source.workers, *target.workers])
-    return {worker: places[worker].end(worker) if worker in places else End(process=worker) for worker in workers}
-
-
-def _check(source: Layout, target: Layout) -> None:
-    problems = []
-    for here, there, words in ((source, target, "the source has it"), (target, source, "the targets have it")):
-        problems += [Problem(message=f"{name}: only {words}") for name in here.tensors if name not in there.tensors]
-    for name, wanted in target.tensors.items():
-        held = source.tensors.get(name)
-        if held is None:
-            continue
-        if held.spec.shape != wanted.spec.shape:
-            shapes = f"{list(held.spec.shape)} in the source, {list(wanted.spec.shape)} in the targets"
-            problems.append(Problem(message=f"{name} has shape {shapes}"))
-        elif not can_cast(held.spec.dtype, wanted.spec.dtype):
-            problems.append(Problem(message=f"{name}: {held.spec.dtype} cannot be stored as {wanted.spec.dtype}"))
-    if problems:
-        raise ConfigError(problems)
+    return SyncPlan(source, target, places, bucket_bytes, made, tensors, ends)
 
 
 def _moves(

@@ -9,7 +9,7 @@ import logging
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from roost.comm.move.arrays import (
@@ -29,7 +29,7 @@ from roost.comm.move.loans import can_group, why_refused
 from roost.comm.move.mover import Copies, Offer, RemoteMemory
 from roost.comm.move.route import End, Route, choose_route, explain
 from roost.deadline import Deadline
-from roost.errors import CallTimedOut, ClusterError, ConfigError, Problem
+from roost.errors import CallTimedOut, ConfigError, Problem
 from roost.weights.adapters import as_weights, spec_of
 from roost.weights.boxes import count, shape_of
 from roost.weights.layout import Layout
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from roost.comm.wire.loop import Handle
     from roost.weights.worker import WeightWorker
 
+_TAG = "weights"
 _ALIGNMENT = 16
 _AHEAD = 2
 """How many buckets a source has on their way to each target."""
@@ -78,12 +79,6 @@ def _places_of(tensors: Mapping[str, Any]) -> list[tuple[Any, ...]]:
     ]
 
 
-def misfits(layout: Layout, worker: str, tensors: Mapping[str, Any]) -> list[str]:
-    """Say which of a worker's arrays are not as a layout says."""
-    needed = dict.fromkeys(held.storage for held in layout.held_by(worker))
-    return layout.misfits(worker, {name: spec_of(tensors[name]) for name in needed if name in tensors})
-
-
 class Transfer:
     """What a worker knows of a plan in which it takes part."""
 
@@ -115,7 +110,7 @@ class Transfer:
     def parts(self) -> list[tuple[str, tuple[int, ...], tuple[int, ...]]]:
         """What this target gets: storages, and where in them; the rest of its memory is not touched."""
         held = self.plan.target.held_by(self._own)
-        return [(one.storage, one.at or (0,) * len(one.box), shape_of(one.box)) for one in held]
+        return [(one.storage, one.at, shape_of(one.box)) for one in held]
 
     def source_arrays(self) -> Mapping[str, Any]:
         """Return the arrays that this worker has as a source."""
@@ -141,12 +136,14 @@ class Transfer:
         # Without holding on to the arrays, whose memory the worker may give back.
         forms = [(name, accepted[name].shape, accepted[name].dtype) for name, _, _ in self.parts if name in accepted]
         if forms != self._forms:
-            self._check_fit(accepted)
+            if wrong := self.misfits(self.plan.target, accepted):
+                raise ConfigError([Problem(message=line) for line in wrong])
             self._forms = forms
 
-    def _check_fit(self, accepted: Mapping[str, Any]) -> None:
-        if wrong := misfits(self.plan.target, self._own, accepted):
-            raise ConfigError([Problem(message=line) for line in wrong])
+    def misfits(self, layout: Layout, tensors: Mapping[str, Any]) -> list[str]:
+        """Say which arrays of this worker are not as a side of the plan says."""
+        needed = dict.fromkeys(held.storage for held in layout.held_by(self._own))
+        return layout.misfits(self._own, {name: spec_of(tensors[name]) for name in needed if name in tensors})
 
     def connect(self, offers: Mapping[str, Offer]) -> dict[str, tuple[Route, str]]:
         """Learn where the memory of sources is; returns how the bytes of each come, and why if not as planned."""
@@ -158,7 +155,18 @@ class Transfer:
         self._sources, self._routes = {}, {}
         for name, storages in wanted.items():
             source = RemoteMemory(name, offers[name])
-            there, here = source.end(storages), self._end(offers[name], storages)
+            has_device = any(offers[name].arrays[storage].device for storage in storages)
+            tensors = self._targets(self) if has_device else {}
+            into = [tensors[storage] for storage in storages.values() if storage in tensors]
+            devices = {uuid_of(one.device) if is_on_device(one) else "" for one in into}
+            there = source.end(storages)
+            here = End(
+                process=self._own,
+                node=self._worker.node_rank,
+                devices=visible_devices() if has_device and "torch" in sys.modules else (),
+                memory=devices.pop() if len(devices) == 1 else "",
+                can_group=can_group(self._messages.endpoint),
+            )
             taken, planned = choose_route(there, here), self.plan.route(name, self._own)
             why = explain(planned, taken, there, here)
             if not taken.is_sent:
@@ -167,20 +175,6 @@ class Transfer:
                 log.warning("%s gets the weights of %s by messages, which is slower: %s", self._own, name, why)
             self._routes[name] = taken, why
         return self._routes
-
-    def _end(self, offer: Offer, storages: Mapping[str, str]) -> End:
-        """Return this end of the way from a source, by whose storages come into which."""
-        has_device = any(offer.arrays[name].device for name in storages)
-        tensors = self._targets(self) if has_device else {}
-        into = [tensors[name] for name in storages.values() if name in tensors]
-        devices = {uuid_of(one.device) if is_on_device(one) else "" for one in into}
-        return End(
-            process=self._own,
-            node=self._worker.node_rank,
-            devices=visible_devices() if has_device and "torch" in sys.modules else (),
-            memory=devices.pop() if len(devices) == 1 else "",
-            can_group=can_group(self._messages.endpoint),
-        )
 
     @property
     def _messages(self) -> Messages:
@@ -196,18 +190,20 @@ class Transfer:
     def copy_all(self, attempt: int, check: Check, owed: Owed, *, in_place: bool) -> Moved:
         """Copy everything that the plan says; returns the seconds for each source."""
         senders = [name for name, (route, _) in self._routes.items() if route.is_sent]
-        coming = {
-            name: deque(self._tag(attempt, number) for number in range(len(self.plan.buckets(name, self._own))))
-            for name in senders
+        coming = {name: self.plan.buckets(name, self._own) for name in senders}
+        tags: dict[str, deque[Hashable]] = {
+            name: deque((_TAG, self._link, attempt, number) for number in range(len(buckets)))
+            for name, buckets in coming.items()
         }
-        owed += coming.items()
+        owed += tags.items()
         began = time.monotonic()
-        is_ready = self.seen is not None and not (in_place and not self._is_found())
+        seen = self.seen
+        is_ready = seen is not None and not (in_place and not seen.is_same(self._targets(self)))
         if not is_ready:
             self._find()
         self._copies.start(lambda: check("all weights"))
         # Devices copy meanwhile; memory beside the weights can be written in vain.
-        if is_ready and not in_place and not self._is_found():
+        if is_ready and seen is not None and not in_place and not seen.is_same(self._targets(self)):
             self._find()
             self._copies.start(lambda: check("all weights"))
         seconds = {"mapped memory": time.monotonic() - began}
@@ -216,7 +212,25 @@ class Transfer:
             source.read(piece.source_storage, piece.source_at, target)
             seconds[source.owner] = seconds.get(source.owner, 0.0) + time.monotonic() - began
             check("all weights")
-        self._receive(coming, check, seconds)
+        live = self._targets(self) if coming else {}
+        for number in range(max(map(len, coming.values()), default=0)):
+            for name, buckets in coming.items():
+                if number >= len(buckets):
+                    continue
+                began, bucket = time.monotonic(), buckets[number]
+                packed, parts = _pack(bucket, [live[piece.target_storage] for piece in bucket])
+                is_here = False
+                while not is_here:
+                    check(f"those of {name}")
+                    # A receive that is late is withdrawn.
+                    with contextlib.suppress(CallTimedOut):
+                        self._messages.wait_for_next(name, tags[name][0], packed, LOOK_SECONDS)
+                        is_here = True
+                tags[name].popleft()
+                for piece, part in zip(bucket, parts, strict=True):
+                    copy(cut(live[piece.target_storage], piece.target_at, shape_of(piece.box)), part)
+                finish(devices_of(live[piece.target_storage] for piece in bucket))
+                seconds[name] = seconds.get(name, 0.0) + time.monotonic() - began
         finish(self._copies.devices | devices_of(target for _, _, target in self._reads))
         check("all weights")
         endpoint = self._messages.endpoint
@@ -239,51 +253,23 @@ class Transfer:
                 if bucket is None:
                     continue
                 check("sent all weights")
-                packed = _room(bucket, [tensors[piece.source_storage] for piece in bucket])
-                for piece, part in _parts(bucket, packed):
+                packed, parts = _pack(bucket, [tensors[piece.source_storage] for piece in bucket])
+                for piece, part in zip(bucket, parts, strict=True):
                     copy(part, cut(tensors[piece.source_storage], piece.source_at, shape_of(piece.box)))
                 finish(devices_of(tensors[piece.source_storage] for piece in bucket))
-                on_their_way.append(self._messages.send_tensor(packed, target, self._tag(attempt, number)))
+                tag = _TAG, self._link, attempt, number
+                on_their_way.append(self._messages.send_tensor(packed, target, tag))
                 while len(on_their_way) > _AHEAD * len(targets):
                     _wait(on_their_way.popleft(), check, deadline)
         for handle in on_their_way:
             _wait(handle, check, deadline)
 
-    def _tag(self, attempt: int, number: int) -> Hashable:
-        return "weights", self._link, attempt, number
-
-    def _receive(self, coming: Mapping[str, deque[Hashable]], check: Check, seconds: dict[str, float]) -> None:
-        live = self._targets(self) if coming else {}
-        steps = [(name, self.plan.buckets(name, self._own)) for name in coming]
-        for number in range(max((len(buckets) for _, buckets in steps), default=0)):
-            for name, buckets in steps:
-                if number >= len(buckets):
-                    continue
-                began = time.monotonic()
-                bucket, tags = buckets[number], coming[name]
-                packed = _room(bucket, [live[piece.target_storage] for piece in bucket])
-                is_here = False
-                while not is_here:
-                    check(f"those of {name}")
-                    # A receive that is late is withdrawn.
-                    with contextlib.suppress(CallTimedOut):
-                        self._messages.wait_for_next(name, tags[0], packed, LOOK_SECONDS)
-                        is_here = True
-                tags.popleft()
-                for piece, part in _parts(bucket, packed):
-                    copy(cut(live[piece.target_storage], piece.target_at, shape_of(piece.box)), part)
-                finish(devices_of(live[piece.target_storage] for piece in bucket))
-                seconds[name] = seconds.get(name, 0.0) + time.monotonic() - began
-
-    def _is_found(self) -> bool:
-        """Whether the memory that is copied to is where it was."""
-        return self.seen is not None and self.seen.is_same(self._targets(self))
-
     def _find(self) -> None:
         """Find the memory that is copied."""
         live = self._targets(self)
         self._copies, self._reads = Copies(), []
-        self._check_fit(live)
+        if wrong := self.misfits(self.plan.target, live):
+            raise ConfigError([Problem(message=line) for line in wrong])
         mine = self.source_arrays() if self._own in self._sources else {}
         for piece in self.plan.pieces(target=self._own):
             source, shape = self._sources.get(piece.source), shape_of(piece.box)
@@ -301,17 +287,6 @@ class Transfer:
         self.seen = ArraysSeen(live)
 
 
-def drop_owed(messages: Messages, owed: Owed) -> None:
-    """Drop what came of attempts that were broken off, which nothing else would receive."""
-    for name, tags in owed:
-        with contextlib.suppress(ClusterError):
-            # They come in order: where one is not here, the rest was not sent.
-            for tag in tags:
-                # A tensor is received into memory, and is dropped without.
-                with contextlib.suppress(ConfigError):
-                    messages.wait_for_next(name, tag, None, 0.0)
-
-
 def _wait(handle: Handle[Any], check: Check, deadline: Deadline) -> None:
     while not handle.done():
         check("sent all weights")
@@ -320,22 +295,16 @@ def _wait(handle: Handle[Any], check: Check, deadline: Deadline) -> None:
     handle.wait(SENT_SECONDS)
 
 
-def _room(bucket: Sequence[Piece], like: Sequence[Any]) -> Any:
-    """Return memory for a packed bucket, on the device of these arrays if they are on one."""
-    return empty_bytes(sum(_aligned(piece.nbytes) for piece in bucket), like)
+def _pack(bucket: Sequence[Piece], like: Sequence[Any]) -> tuple[Any, list[Any]]:
+    """Return memory for a bucket, on the device of these arrays if they are on one, and the part of each piece there.
 
-
-def _parts(bucket: Sequence[Piece], packed: Any) -> Iterator[tuple[Piece, Any]]:
-    """Return the part of a packed bucket that each piece has, in the type that travels."""
-    at = 0
+    Parts have the type that travels, and begin where any type can.
+    """
+    starts = [0, *itertools.accumulate(-(-piece.nbytes // _ALIGNMENT) * _ALIGNMENT for piece in bucket)]
+    packed = empty_bytes(starts[-1], like)
     whole = packed if is_tensor(packed) else memoryview(packed)
-    for piece in bucket:
-        types = piece.target_dtype, piece.source_dtype
-        dtype = min(types, key=SIZES.__getitem__)
-        yield piece, wrap(whole[at : at + piece.nbytes], dtype, shape_of(piece.box))
-        at += _aligned(piece.nbytes)
-
-
-def _aligned(nbytes: int) -> int:
-    """Return where the next part of any type can begin after so many bytes."""
-    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+    parts = []
+    for piece, at in zip(bucket, starts, strict=False):
+        dtype = min(piece.target_dtype, piece.source_dtype, key=SIZES.__getitem__)
+        parts.append(wrap(whole[at : at + piece.nbytes], dtype, shape_of(piece.box)))
+    return packed, parts

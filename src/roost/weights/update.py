@@ -135,7 +135,8 @@ class Update:
         """Take in the answer of a member."""
         if self.is_over:
             return self, ()
-        worker, now = request.worker, self._without(request)
+        worker = request.worker
+        now = replace(self, waiting=self.waiting - {(worker, request.verb)})
         match request.verb:
             case Verb.OFFER if value is not None:
                 # Wherever it is read from: until all know the new place, none of them does.
@@ -155,7 +156,7 @@ class Update:
         """Take in that a request failed, or that its member has ended."""
         if self.is_over:
             return self, ()
-        now = self._without(request)
+        now = replace(self, waiting=self.waiting - {(request.worker, request.verb)})
         if self.phase is not Verb.COMMIT:
             return now._fail(error)
         is_worse = isinstance(error, WorkerDied) and not isinstance(self.error, WorkerDied)
@@ -208,9 +209,6 @@ class Update:
 
     def _request(self, worker: str, verb: Verb, details: Any = None) -> Request:
         return Request(worker, verb, self.attempt, self.version, self.plan.digest, details)
-
-    def _without(self, request: Request) -> Update:
-        return replace(self, waiting=self.waiting - {(request.worker, request.verb)})
 
     def _ask(
         self, phase: Verb, others: Sequence[Request] = (), details: Mapping[str, Any] | None = None
