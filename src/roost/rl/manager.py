@@ -16,12 +16,14 @@ from roost.errors import CallTimedOut, ClusterError, ConfigError, RoostError
 from roost.placement.strategies import NodePlacementStrategy
 from roost.rl.engine import url_of
 from roost.rl.engine_pool import EngineState
-from roost.rl.engines.samples import Prompt, Sample
+from roost.rl.engines.samples import Dialect, Prompt, Sample
 from roost.rl.flags import ROLLOUT
 from roost.rl.job_lock import JobLock
+from roost.rl.json_request import ask
 from roost.rl.limits import (
     CALL_SECONDS,
     GENERATE_SECONDS,
+    GRACE_SECONDS,
     HEALTH_SECONDS,
     JOIN_POLL_SECONDS,
     STATE_SECONDS,
@@ -31,8 +33,8 @@ from roost.rl.limits import (
 from roost.rl.manager_worker import LOCK, ManagerWorker
 from roost.rl.placement_groups import BundleGroup
 from roost.rl.rollout_engines import RolloutEngines, create_rollout_engines
-from roost.rl.router import RouterOptions
-from roost.rl.sampling import Dialect, Sampler, ask_router
+from roost.rl.router import TIMEOUT_HEADER, Router, RouterOptions
+from roost.rl.sampling import draw_samples
 from roost.runtime.cluster import Cluster
 from roost.runtime.events.emitter import emitter
 from roost.runtime.events.waits import waiting
@@ -178,26 +180,37 @@ class RolloutManager(contextlib.AbstractContextManager["RolloutManager"]):
         """
         if not 0 < timeout < math.inf:
             raise ConfigError(f"timeout is {timeout!r}: it is a number of seconds above 0")
-        if not isinstance(request, Mapping):
-            if self._dialect is None:
-                raise ConfigError("the engines take no prompts", hint="an engine of roost.rl.engines does")
-            sampler = Sampler(self._dialect, self.router_url, self.secret, self._busy)
-            return sampler.run(request, timeout, most_at_once)
-        words = f"a request at the router {self.router_url}, busy:"
-        with waiting(lambda: "the router", details=lambda: (words, self._busy())):
-            return ask_router(self.router_url, "/generate", dict(request), self.secret, timeout)
 
-    def _busy(self) -> list[str]:
-        """Return the workers whose engines have requests now."""
-        busy = {state.url for state in self._call(ManagerWorker.engine_states, timeout=STATE_SECONDS) if state.busy}
-        name, urls = self.engines.group.name, self.engines.urls
-        return [
-            f"{name}:{rank}" for engine, url in enumerate(urls) if url in busy for rank in self.engines.specs_of(engine)
-        ]
+        def send(path: str, body: dict[str, Any], seconds: float) -> Any:
+            return ask(
+                self.router_url,
+                path,
+                body,
+                secret=self.secret,
+                # The router knows the deadline, and says what happened when it is over.
+                timeout=seconds + GRACE_SECONDS,
+                who=f"the router at {self.router_url}",
+                headers={TIMEOUT_HEADER: str(seconds)},
+                hint="if its process is gone, manager.restart() starts it again",
+            )
+
+        if isinstance(request, Mapping):
+            with waiting(lambda: "the router", details=lambda: self._waits_for("a request")):
+                return send("/generate", dict(request), timeout)
+        if self._dialect is None:
+            raise ConfigError("the engines take no prompts", hint="an engine of roost.rl.engines does")
+        return draw_samples(self._dialect, send, request, timeout, most_at_once, self._waits_for)
+
+    def _waits_for(self, what: str) -> tuple[str, list[str]]:
+        """Say what is waited for at the router, and which workers' engines have requests now."""
+        states = self._call_router(Router.states, timeout=STATE_SECONDS)
+        busy, name = {state.url for state in states if state.busy}, self.engines.group.name
+        specs = [self.engines.specs_of(engine) for engine, url in enumerate(self.engines.urls) if url in busy]
+        return f"{what} at the router {self.router_url}, busy:", [f"{name}:{rank}" for ranks in specs for rank in ranks]
 
     def engine_states(self) -> list[EngineState]:
         """Return what the router knows about each engine: whether it is healthy, how busy it is, what it has served."""
-        return self._call(ManagerWorker.engine_states)
+        return self._call_router(Router.states)
 
     def engine_versions(self, timeout: float = VERSIONS_SECONDS) -> list[int | None]:
         """Return the version of the weights that each engine serves; None if that is not known.
@@ -212,8 +225,8 @@ class RolloutManager(contextlib.AbstractContextManager["RolloutManager"]):
         self._add_to_router(engine_ranks, _left(deadline))
         urls = [self.engines.urls[engine] for engine in engine_ranks]
         while True:
-            ill = [one for one in self._call(ManagerWorker.engine_states, timeout=_left(deadline)) if not one.healthy]
-            ill = [one for one in ill if one.url in urls]
+            states = self._call_router(Router.states, timeout=_left(deadline))
+            ill = [one for one in states if one.url in urls and not one.healthy]
             if not ill:
                 return
             if deadline.is_over or any(one.is_dead for one in ill):
@@ -259,7 +272,7 @@ class RolloutManager(contextlib.AbstractContextManager["RolloutManager"]):
                 # The next update may bring them: it serves then.
                 url = self.engines.urls[engine_rank]
                 self._add_to_router([engine_rank])
-                self._call(ManagerWorker.doubt, [*self._call(ManagerWorker.doubted), url])
+                self._call_router(Router.doubt, [*self._call(ManagerWorker.on_router, "doubted"), url])
                 raise
         elif weights is not None:
             self.engines.update_weights(weights, version, engine_rank).wait(_left(deadline))
@@ -282,12 +295,12 @@ class RolloutManager(contextlib.AbstractContextManager["RolloutManager"]):
                     emitter.note("weights", ways, version=version, d=round(time.monotonic() - began, 4))
             except Exception:
                 with contextlib.suppress(RoostError):
-                    self._call(ManagerWorker.doubt, self.engines.ill_urls())
+                    self._call_router(Router.doubt, self.engines.ill_urls())
                 raise
-            if doubted := self._call(ManagerWorker.doubted):
+            if doubted := self._call(ManagerWorker.on_router, "doubted"):
                 # A link may have left some of them out.
                 still = [url for url in self.engines.ill_urls() if url in doubted]
-                self._call(ManagerWorker.doubt, still)
+                self._call_router(Router.doubt, still)
 
     def put(self, samples: Sequence[Any], version: int = 0, timeout: float = CALL_SECONDS) -> None:
         """Add samples that this version of the weights made to the data buffer; waits while it is full.
@@ -349,6 +362,10 @@ class RolloutManager(contextlib.AbstractContextManager["RolloutManager"]):
     def _call(self, method: Callable[..., Value], *args: Any, timeout: float = CALL_SECONDS) -> Value:
         """Call a method of the manager's process, and wait for it."""
         value: Value = self._group.call(method.__name__, *args).wait(timeout)[0]
+        return value
+
+    def _call_router(self, method: Callable[..., Value], *args: Any, timeout: float = CALL_SECONDS) -> Value:
+        value: Value = self._call(ManagerWorker.on_router, method.__name__, *args, timeout=timeout)
         return value
 
     def close(self) -> None:

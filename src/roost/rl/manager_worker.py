@@ -12,7 +12,6 @@ from roost.comm.channels.channel import DEFAULT_KEY, ChannelWorker
 from roost.comm.wire.loop import Handle
 from roost.errors import ClusterError, WorkerDied
 from roost.rl.engine import EngineSpec
-from roost.rl.engine_pool import EngineState
 from roost.rl.router import Router, RouterOptions
 from roost.runtime.events.emitter import Gauge
 
@@ -57,17 +56,19 @@ class ManagerWorker(ChannelWorker):
         self._router = router
         return True
 
-    def _running_router(self) -> Router:
+    def on_router(self, name: str, *args: Any) -> Any:
+        """Call a method of the router, or return a property."""
         if self._router is None:
             raise ClusterError("the router is being started", hint="call again in a moment")
-        return self._router
+        found = getattr(self._router, name)
+        return found(*args) if callable(found) else found
 
     def join(self, group: str, specs: Mapping[int, EngineSpec]) -> None:
         """Let the router send requests to engines, given by the ranks of their workers, and none once a worker dies."""
         urls = {spec.engine_rank: spec.url for spec in specs.values() if spec.node_rank == 0}
         for spec in specs.values():
             if spec.node_rank == 0:
-                self._running_router().join(spec.url, spec.secret)
+                self.on_router("join", spec.url, spec.secret)
         for rank, spec in specs.items():
             # Nothing is ever sent under this tag: it fails when the worker has died.
             watch: Handle[Any] = self.recv(group, rank, async_op=True, tag=_DEATH)
@@ -78,21 +79,9 @@ class ManagerWorker(ChannelWorker):
     def _bury(self, url: str, watch: weakref.ref[Handle[Any]]) -> None:
         ended = watch()
         if ended is not None and isinstance(ended.error, WorkerDied):
-            self._running_router().bury(url, str(ended.error).partition("\n")[0])
+            self.on_router("bury", url, str(ended.error).partition("\n")[0])
 
     def leave(self, url: str) -> None:
         """Let the router send an engine no more requests."""
         self._watches.pop(url, None)
-        self._running_router().leave(url)
-
-    def doubt(self, urls: list[str]) -> None:
-        """Let the router send these engines no requests, whatever their servers say, and others again."""
-        self._running_router().doubt(urls)
-
-    def doubted(self) -> list[str]:
-        """Return the engines that the router sends no requests because of that."""
-        return self._running_router().doubted
-
-    def engine_states(self) -> list[EngineState]:
-        """Return what the router knows about the engines."""
-        return self._running_router().states()
+        self.on_router("leave", url)

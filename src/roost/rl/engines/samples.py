@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
 
 from roost.errors import ConfigError
 from roost.text import join_words
@@ -100,3 +100,21 @@ class Sample:
         """Read what `to_json` returned."""
         lists = {name: tuple(value[name]) for name in ("prompt", "tokens", "logprobs")}
         return cls(**lists, spans=tuple(VersionSpan(*span) for span in value["spans"]), finish=value["finish"])
+
+
+@runtime_checkable
+class Dialect(Protocol):
+    """How the server of an engine is asked for samples; a class of engines has it."""
+
+    path: ClassVar[str]
+    """Where its server takes prompts."""
+
+    @staticmethod
+    def to_request(prompt: Prompt) -> dict[str, Any]:
+        """Return the JSON that its server takes for a prompt."""
+        ...
+
+    @staticmethod
+    def from_answer(prompt: Prompt, answer: Any) -> list[Sample]:
+        """Return the samples of an answer of its server."""
+        ...
