@@ -26,7 +26,8 @@ from roost import (
 from roost.machine.devices import nvidia_devices
 from roost.rl import RolloutManager, create_placement_groups, create_rollout_engines
 from roost.rl.engines import Prompt, Sample, VllmEngine
-from roost.rl.engines.server_engine import _INSIDE, _staging_folder
+from roost.rl.engines.server_engine import _INSIDE
+from roost.rl.engines.staging import staging_folder
 from roost.rl.rollout_engines import EngineWorker
 from roost.testing import NumpyEngine, local_cluster
 from roost.weights.link import WeightLink
@@ -114,7 +115,7 @@ def test_prompts_are_answered_once_through_updates_and_the_death_of_an_engine(gr
         (answer,) = manager.engines.generate(Prompt(tokens=(1,), max_tokens=2).to_json(), 1).wait(SECONDS)
         assert Sample.from_json(answer["samples"][0]).tokens == (5, 5)
         link.close()
-        folders = [_staging_folder(spec) for spec in manager.engines.specs]
+        folders = [staging_folder(spec) for spec in manager.engines.specs]
         assert all(folder.exists() for folder in folders)
     assert not any(folder.exists() for folder in folders)
 

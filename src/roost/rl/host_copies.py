@@ -24,7 +24,13 @@ class HostCopies:
         """Move tensors to the host, and give the memory of their device back; those on the host stay as they are."""
         torch: Any = importlib.import_module("torch")
         leaving = [tensor for tensor in tensors if tensor.device.type != "cpu"]
-        hosts = [self._host(torch, tensor) for tensor in leaving]
+        hosts = []
+        for tensor in leaving:
+            _, host = self._hosts.get(id(tensor), (None, None))
+            if host is None or host.shape != tensor.shape or host.dtype != tensor.dtype:
+                host = torch.empty_like(tensor, device="cpu", pin_memory=True)
+                self._hosts[id(tensor)] = tensor, host
+            hosts.append(host)
         with torch.no_grad():
             for tensor, host in zip(leaving, hosts, strict=True):
                 host.copy_(tensor, non_blocking=True)
@@ -46,13 +52,6 @@ class HostCopies:
             self._away.pop()
         for device in devices:
             torch.accelerator.synchronize(device)
-
-    def _host(self, torch: Any, tensor: Any) -> Any:
-        _, host = self._hosts.get(id(tensor), (None, None))
-        if host is None or host.shape != tensor.shape or host.dtype != tensor.dtype:
-            host = torch.empty_like(tensor, device="cpu", pin_memory=True)
-            self._hosts[id(tensor)] = tensor, host
-        return host
 
 
 def free_memory() -> None:

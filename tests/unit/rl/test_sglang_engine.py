@@ -227,7 +227,7 @@ def test_a_worker_that_is_killed_leaves_no_weights_in_shared_memory(model):
 
 def words_of(spec: EngineSpec, **options: object) -> str:
     engine = SglangEngine("/models/m", **options)
-    return " ".join(engine._command(spec, on_gpu=True))
+    return " ".join(engine._command(spec, on_gpu=True)[0])
 
 
 def test_the_command_line_follows_the_placement():
@@ -252,7 +252,7 @@ def test_the_server_gets_the_workers_devices_and_nothing_of_rays_or_the_trainers
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
-    variables = SglangEngine("/m")._all_variables(SPEC, on_gpu=True)
+    _, variables = SglangEngine("/m")._command(SPEC, on_gpu=True)
     assert variables["CUDA_VISIBLE_DEVICES"] == "3"
     assert not {"RAY_ADDRESS", "PYTORCH_CUDA_ALLOC_CONF"} & {*variables}
     assert variables["ROOST_ENGINE_SECRET"] == SPEC.secret

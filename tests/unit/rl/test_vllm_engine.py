@@ -218,7 +218,7 @@ def test_a_port_that_is_taken_is_said_before_the_model_is_loaded(model):
 
 def words_of(spec: EngineSpec, on_gpu: bool = True, **options: object) -> str:
     engine = VllmEngine("/models/m", python="python", **options)
-    command = engine._command(spec, on_gpu=on_gpu)
+    command, _ = engine._command(spec, on_gpu=on_gpu)
     return " ".join(command)
 
 
@@ -243,7 +243,7 @@ def test_the_server_gets_the_workers_devices_and_nothing_of_rays(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     monkeypatch.setenv("PYTHONPATH", "/mine")
-    variables = VllmEngine("/m", environment={"VLLM_LOGGING_LEVEL": "INFO"})._all_variables(SPEC, on_gpu=True)
+    _, variables = VllmEngine("/m", environment={"VLLM_LOGGING_LEVEL": "INFO"})._command(SPEC, on_gpu=True)
     assert variables["CUDA_VISIBLE_DEVICES"] == "3"
     assert "RAY_ADDRESS" not in variables
     assert variables["PYTHONPATH"].endswith("rl/engines/inside")

@@ -7,7 +7,7 @@ import logging
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
 from random import Random
@@ -36,18 +36,10 @@ class _Request:
     samples: dict[int, Sample] = field(default_factory=dict)
     answer: Future[list[Sample]] = field(default_factory=Future)
 
-    def add(self, index: int, sample: Sample) -> None:
-        self.samples[index] = sample
-        if len(self.samples) == self.prompt.n:
-            self._end(lambda: self.answer.set_result([self.samples[one] for one in range(self.prompt.n)]))
-
     def fail(self, error: ClusterError) -> None:
-        self._end(lambda: self.answer.set_exception(error))
-
-    def _end(self, act: Callable[[], None]) -> None:
         # The client may be gone, or another sequence has failed.
         with contextlib.suppress(InvalidStateError):
-            act()
+            self.answer.set_exception(error)
 
 
 @dataclass(eq=False, slots=True)
@@ -66,36 +58,37 @@ class _Sequence:
         """All tokens that it has."""
         return (*self.request.prompt.tokens, *self.tokens)
 
-    def choose(self) -> Choice:
-        prompt = self.request.prompt
-        return Choice(
-            temperature=prompt.temperature,
-            top_p=prompt.top_p,
-            allowed=prompt.allowed_token_ids,
-            number=self.random.getrandbits(_NUMBER_BITS) / 2**_NUMBER_BITS,
-        )
-
-    def take(self, token: int, logprob: float, version: int) -> Finish | None:
-        """Append a token; returns why the sample ends with it, if it does."""
+    def take(self, token: int, logprob: float, version: int) -> bool:
+        """Append a token; returns whether the sample has ended."""
+        if not math.isfinite(logprob):
+            self.request.fail(ClusterError("the model's logits are not numbers"))
+            return True
         start = len(self.tokens)
         if self.spans and self.spans[-1].version == version:
             start = self.spans.pop().start
         self.tokens.append(token)
         self.logprobs.append(logprob)
         self.spans.append(VersionSpan(version, start, len(self.tokens)))
-        if token in self.request.stops:
-            return "stop"
-        return "length" if len(self.tokens) == self.request.prompt.max_tokens else None
+        is_stopped = token in self.request.stops
+        has_ended = is_stopped or len(self.tokens) == self.request.prompt.max_tokens
+        if has_ended:
+            self.finish("stop" if is_stopped else "length")
+        return has_ended
 
     def finish(self, why: Finish) -> None:
-        sample = Sample(
-            prompt=self.request.prompt.tokens,
+        """Give the request its sample, and the client all of them if it is the last."""
+        request = self.request
+        request.samples[self.index] = Sample(
+            prompt=request.prompt.tokens,
             tokens=tuple(self.tokens),
             logprobs=tuple(self.logprobs),
             spans=tuple(self.spans),
             finish=why,
         )
-        self.request.add(self.index, sample)
+        if len(request.samples) == request.prompt.n:
+            # The client may be gone, or another sequence has failed.
+            with contextlib.suppress(InvalidStateError):
+                request.answer.set_result([request.samples[one] for one in range(request.prompt.n)])
 
 
 class Generation:
@@ -193,31 +186,30 @@ class Generation:
         if not self._one_pause.acquire(timeout=WEIGHTS_SECONDS):
             raise CallTimedOut(f"another pause of the engine has taken {WEIGHTS_SECONDS:g} s")
         try:
-            try:
-                with self._changed:
-                    self._is_paused = True
-                    if not self._changed.wait_for(self._is_still, WEIGHTS_SECONDS):
-                        raise CallTimedOut(f"the engine has not paused within {WEIGHTS_SECONDS:g} s")
-                    if self._end:
-                        raise ClusterError(f"the engine does not serve: {self._end}")
-                    if self._pause_mode == "abort":
-                        self._abort_running()
-                yield
-            finally:
-                with self._changed:
-                    self._is_paused = False
-                    self._changed.notify_all()
+            with self._changed:
+                self._is_paused = True
+                if not self._changed.wait_for(
+                    lambda: self._end or not (self._is_stepping or self._is_finishing), WEIGHTS_SECONDS
+                ):
+                    raise CallTimedOut(f"the engine has not paused within {WEIGHTS_SECONDS:g} s")
+                if self._end:
+                    raise ClusterError(f"the engine does not serve: {self._end}")
+                if self._pause_mode == "abort":
+                    running, self._running = self._running, []
+                    self._batch.clear()
+                    for sequence in running:
+                        sequence.finish("abort")
+            yield
         finally:
+            with self._changed:
+                self._is_paused = False
+                self._changed.notify_all()
             self._one_pause.release()
 
     @property
     def _is_finishing(self) -> bool:
         """Whether sequences that run finish in a pause, before what the pause is for."""
         return self._pause_mode == "wait" and bool(self._running)
-
-    def _is_still(self) -> bool:
-        """Whether nothing is under way in a pause."""
-        return bool(self._end) or not (self._is_stepping or self._is_finishing)
 
     def _is_due(self) -> bool:
         """Whether there is a step to make, or the end."""
@@ -274,7 +266,15 @@ class Generation:
         active = starting or before
         if not active:
             return
-        choices = [sequence.choose() for sequence in active]
+        choices = [
+            Choice(
+                temperature=sequence.request.prompt.temperature,
+                top_p=sequence.request.prompt.top_p,
+                allowed=sequence.request.prompt.allowed_token_ids,
+                number=sequence.random.getrandbits(_NUMBER_BITS) / 2**_NUMBER_BITS,
+            )
+            for sequence in active
+        ]
         try:
             if starting:
                 drawn = self._batch.start([sequence.prefix for sequence in starting], choices)
@@ -287,18 +287,7 @@ class Generation:
             for sequence in active:
                 sequence.request.fail(error)
             return
-        ended = [sequence for sequence, one in zip(active, drawn, strict=True) if self._take(sequence, *one)]
-        self._drop(ended)
-
-    def _take(self, sequence: _Sequence, token: int, logprob: float) -> bool:
-        """Give a sequence its next token; returns whether it has ended."""
-        if not math.isfinite(logprob):
-            sequence.request.fail(ClusterError("the model's logits are not numbers"))
-            return True
-        why = sequence.take(token, logprob, self.version)
-        if why is not None:
-            sequence.finish(why)
-        return why is not None
+        self._drop([sequence for sequence, one in zip(active, drawn, strict=True) if sequence.take(*one, self.version)])
 
     def _drop(self, ended: Sequence[_Sequence]) -> None:
         if ended:
@@ -306,12 +295,6 @@ class Generation:
             rows = [row for row, sequence in enumerate(self._running) if sequence not in gone]
             self._running = [self._running[row] for row in rows]
             self._batch.keep(rows)
-
-    def _abort_running(self) -> None:
-        running, self._running = self._running, []
-        self._batch.clear()
-        for sequence in running:
-            sequence.finish("abort")
 
     def _fail_all(self, why: str) -> None:
         with self._changed:

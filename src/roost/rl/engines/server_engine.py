@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import os
 import subprocess
 import sys
@@ -19,7 +18,7 @@ from roost.machine.devices import nvidia_devices
 from roost.machine.ports import taken_ports
 from roost.machine.server_process import ServerProcess
 from roost.rl.engine import EngineSpec, PauseMode, check_pause_mode
-from roost.rl.engines.samples import Prompt, Sample
+from roost.rl.engines.samples import Dialect, Prompt
 from roost.rl.engines.staging import StagedFile, StagedOnDevice, StagedWeights, staging_folder
 from roost.rl.json_request import ask
 from roost.rl.limits import CALL_SECONDS, FIND_SECONDS, GENERATE_SECONDS
@@ -32,7 +31,7 @@ _INSIDE = Path(__file__).with_name("inside")
 _FIND = "import importlib.util, sys; sys.exit(not importlib.util.find_spec(sys.argv[1]))"
 
 
-class ServerEngine(ABC):
+class ServerEngine(Dialect, ABC):
     """A server in a child process, on exactly the devices of its worker, with memory for its next weights.
 
     A subclass says how its server is started and asked, and describes the arguments as its server takes them.
@@ -48,8 +47,6 @@ class ServerEngine(ABC):
     """What its interpreter runs, up to the folder of the model."""
     off: ClassVar[str] = ""
     """How the flag of an option begins that is off; without it there is no flag then."""
-    path: ClassVar[str]
-    """Where its server takes prompts."""
     pause_modes: ClassVar[tuple[PauseMode, ...]] = get_args(PauseMode)
     """The modes that the server can do."""
     weights_places: ClassVar[tuple[WeightsPlace, ...]] = ("host",)
@@ -89,16 +86,6 @@ class ServerEngine(ABC):
         self._is_sound = True
         """Whether the last change of its weights or its memory succeeded."""
 
-    @staticmethod
-    @abstractmethod
-    def to_request(prompt: Prompt) -> dict[str, Any]:
-        """Return what its server takes for a prompt."""
-
-    @staticmethod
-    @abstractmethod
-    def from_answer(prompt: Prompt, answer: Any) -> list[Sample]:
-        """Return the samples of an answer of its server."""
-
     @abstractmethod
     def _sleep(self) -> None:
         """Let the server free its memory."""
@@ -108,16 +95,12 @@ class ServerEngine(ABC):
         """Let the server take its memory back, and go on."""
 
     @abstractmethod
-    def _all_options(self, spec: EngineSpec, *, on_gpu: bool) -> dict[str, Any]:
-        """Return the options of the server, those of the user last."""
+    def _describe(self, spec: EngineSpec, *, on_gpu: bool) -> tuple[dict[str, Any], dict[str, str]]:
+        """Return the options and the variables that this kind of server needs."""
 
-    @abstractmethod
-    def _variables(self, spec: EngineSpec, *, on_gpu: bool) -> dict[str, str]:
-        """Return the variables that this kind of server needs."""
-
-    @abstractmethod
     def _warm_up(self) -> None:
         """Ask the server, which has just come up, for its first tokens: they take longer than those of requests."""
+        self.generate(Prompt(tokens=(1,), max_tokens=1).to_json())
 
     @abstractmethod
     def _load(self, where: Mapping[str, Any], version: int) -> None:
@@ -138,10 +121,22 @@ class ServerEngine(ABC):
             # The server would say so after it has loaded the model.
             raise OSError(errno.EADDRINUSE, f"port {spec.port} is in use")
         self._spec, self._is_warm, self._is_offloaded, self._is_sound = spec, False, False, True
-        on_gpu = bool(nvidia_devices()[0])
-        variables = self._all_variables(spec, on_gpu=on_gpu)
-        self._check_installed(variables)
-        self._server = ServerProcess(self._command(spec, on_gpu=on_gpu), variables, scratch=_staging_folder(spec))
+        words, variables = self._command(spec, on_gpu=bool(nvidia_devices()[0]))
+        try:
+            found = subprocess.run(  # noqa: S603 - an interpreter that the user names
+                [self._python, "-c", _FIND, self.package],
+                env=variables,
+                stdin=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                timeout=FIND_SECONDS,
+                check=False,
+            )
+        except OSError as error:
+            raise ConfigError(f"the interpreter {self._python} cannot be run: {error.strerror}") from None
+        if found.returncode:
+            what = f"{self._python} has no package {self.package}"
+            raise ConfigError(what, hint=f"{self.install}, in that environment")
+        self._server = ServerProcess(words, variables, scratch=staging_folder(spec))
 
     def health(self) -> bool:
         """Return whether it can serve; EngineFailed if its process has ended, or will never be able to."""
@@ -177,7 +172,7 @@ class ServerEngine(ABC):
                 if self._weights_on == "device":
                     self._staged = StagedOnDevice(self._model, self._use)
                 else:
-                    self._staged = StagedFile(self._model, _staging_folder(spec), self._use)
+                    self._staged = StagedFile(self._model, staging_folder(spec), self._use)
             return self._staged
 
     def update_weights(self, weights: Any, version: int) -> None:
@@ -248,27 +243,17 @@ class ServerEngine(ABC):
             rank = self._running()[0].engine_rank
             raise EngineFailed(f"engine {rank} serves version {served} after an update to {version}")
 
-    def _command(self, spec: EngineSpec, *, on_gpu: bool) -> list[str]:
-        """Return the command line of the server."""
-        flags = to_flags(self._all_options(spec, on_gpu=on_gpu), off=self.off)
-        return [self._python, "-m", *self.program, str(self._model), *flags]
+    def _command(self, spec: EngineSpec, *, on_gpu: bool) -> tuple[list[str], dict[str, str]]:
+        """Return the command line of the server, and its environment.
 
-    def _check_installed(self, variables: Mapping[str, str]) -> None:
-        """Raise ConfigError with the line that installs the server, if its interpreter does not find it."""
-        try:
-            found = subprocess.run(  # noqa: S603 - an interpreter that the user names
-                [self._python, "-c", _FIND, self.package],
-                env=dict(variables),
-                stdin=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                timeout=FIND_SECONDS,
-                check=False,
-            )
-        except OSError as error:
-            raise ConfigError(f"the interpreter {self._python} cannot be run: {error.strerror}") from None
-        if found.returncode:
-            what = f"{self._python} has no package {self.package}"
-            raise ConfigError(what, hint=f"{self.install}, in that environment")
+        That is this worker's, which has its devices, without Ray's own variables; what the user gives counts last.
+        """
+        options, variables = self._describe(spec, on_gpu=on_gpu)
+        own = {name: value for name, value in os.environ.items() if not name.startswith(self.not_inherited)}
+        every = {"PYTHONPATH": str(_INSIDE), "ROOST_ENGINE_SECRET": spec.secret, "HF_HUB_OFFLINE": "1"}
+        flags = to_flags(options | self._options, off=self.off)
+        words = [self._python, "-m", *self.program, str(self._model), *flags]
+        return words, own | every | variables | self._environment
 
     def _running(self) -> tuple[EngineSpec, ServerProcess]:
         if self._server is None or self._spec is None:
@@ -279,21 +264,6 @@ class ServerEngine(ABC):
         spec, _ = self._running()
         who = f"the {self.name} of engine {spec.engine_rank}"
         return ask(spec.url, path, body, secret=spec.secret, timeout=timeout, who=who)
-
-    def _tensor_parallel(self, spec: EngineSpec) -> int:
-        """Return how many devices each stage has."""
-        return max(1, spec.num_devices // self._pipeline)
-
-    def _all_variables(self, spec: EngineSpec, *, on_gpu: bool) -> dict[str, str]:
-        """Return the environment of the server: this worker's, which has its devices, without Ray's own variables."""
-        own = {name: value for name, value in os.environ.items() if not name.startswith(self.not_inherited)}
-        every = {"PYTHONPATH": str(_INSIDE), "ROOST_ENGINE_SECRET": spec.secret, "HF_HUB_OFFLINE": "1"}
-        return own | every | self._variables(spec, on_gpu=on_gpu) | self._environment
-
-
-def _staging_folder(spec: EngineSpec) -> Path:
-    # The same name on all nodes of the engine, and no other engine's.
-    return staging_folder(hashlib.sha256(f"{spec.secret} {spec.dist_init_addr}".encode()).hexdigest()[:16])
 
 
 def to_flags(options: Mapping[str, Any], *, off: str = "") -> list[str]:

@@ -84,8 +84,22 @@ class SglangEngine(ServerEngine):
     def from_answer(prompt: Prompt, answer: Any) -> list[Sample]:
         """Return the samples of an answer of its server."""
         try:
+            samples = []
             # A list if there are several.
-            return [_sample(prompt, one["meta_info"]) for one in (answer if isinstance(answer, list) else [answer])]
+            for one in answer if isinstance(answer, list) else [answer]:
+                found = one["meta_info"]
+                made = found["output_token_logprobs"]
+                # A request that was aborted before it began has no versions.
+                spans = found["weight_versions"] if made else ()
+                sample = Sample(
+                    prompt=prompt.tokens,
+                    tokens=tuple(token for _, token, _ in made),
+                    logprobs=tuple(logprob for logprob, _, _ in made),
+                    spans=tuple(VersionSpan(int(one["version"]), one["start"], one["end"]) for one in spans),
+                    finish=found["finish_reason"]["type"],
+                )
+                samples.append(sample)
+            return samples
         except (KeyError, TypeError, ValueError) as error:
             raise EngineFailed(
                 f"SGLang's answer lacks {error}: {json.dumps(answer)[:500]}",
@@ -102,9 +116,6 @@ class SglangEngine(ServerEngine):
         with self._changing():
             self._ask("/resume_memory_occupation", {}, timeout=WEIGHTS_SECONDS)
             self._ask("/continue_generation", {})
-
-    def _warm_up(self) -> None:
-        self.generate(Prompt(tokens=(1,), max_tokens=1).to_json())
 
     def _load(self, where: Mapping[str, Any], version: int) -> None:
         update = {
@@ -127,14 +138,13 @@ class SglangEngine(ServerEngine):
         for mode in _PAUSES[self._pause_mode]:
             self._ask("/pause_generation", {"mode": mode}, timeout=WEIGHTS_SECONDS)
 
-    def _all_options(self, spec: EngineSpec, *, on_gpu: bool) -> dict[str, Any]:
-        """Return the options of the server, those of the user last."""
+    def _describe(self, spec: EngineSpec, *, on_gpu: bool) -> tuple[dict[str, Any], dict[str, str]]:
         options: dict[str, Any] = {
             # Also on other nodes than the first, where it only says that it is up.
             "host": spec.address,
             "port": spec.port,
             "nccl_port": spec.nccl_port,
-            "tp_size": self._tensor_parallel(spec),
+            "tp_size": max(1, spec.num_devices // self._pipeline),
             "pp_size": self._pipeline,
             "weight_version": 0,
             "log_level": "warning",
@@ -143,27 +153,10 @@ class SglangEngine(ServerEngine):
             options |= {"nnodes": spec.num_nodes, "node_rank": spec.node_rank, "dist_init_addr": spec.dist_init_addr}
         if on_gpu and self._can_sleep:
             options |= {"enable_memory_saver": True, "enable_weights_cpu_backup": True}
-        return options | self._options
-
-    def _variables(self, spec: EngineSpec, *, on_gpu: bool) -> dict[str, str]:
-        del spec, on_gpu
-        return {
+        return options, {
             # /health asks for a token, which a server without its memory cannot make.
             "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "false",
             "SGLANG_HEALTH_CHECK_TIMEOUT": str(STEP_SECONDS),
             # The router keeps connections for longer than a server usually does.
             "SGLANG_TIMEOUT_KEEP_ALIVE": "600",
         }
-
-
-def _sample(prompt: Prompt, found: Mapping[str, Any]) -> Sample:
-    made = found["output_token_logprobs"]
-    # A request that was aborted before it began has no versions.
-    spans = found["weight_versions"] if made else ()
-    return Sample(
-        prompt=prompt.tokens,
-        tokens=tuple(token for _, token, _ in made),
-        logprobs=tuple(logprob for logprob, _, _ in made),
-        spans=tuple(VersionSpan(int(one["version"]), one["start"], one["end"]) for one in spans),
-        finish=found["finish_reason"]["type"],
-    )

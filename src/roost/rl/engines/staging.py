@@ -7,6 +7,7 @@ its own, because some servers load folders.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import importlib
 import os
 from abc import ABC, abstractmethod
@@ -18,18 +19,20 @@ from roost.comm.move.arrays import copy, wrap
 from roost.comm.move.cuda import NO_HANDLE, export
 from roost.comm.move.route import End, Route, choose_route
 from roost.errors import ClusterError, ConfigError
+from roost.rl.engine import EngineSpec
 from roost.rl.host_copies import HostCopies, free_memory
 from roost.weights.adapters import DictWeights
 from roost.weights.safetensors import create_safetensors, map_safetensors, read_safetensors
 
-_SHARED_FOLDER = Path("/dev/shm")  # noqa: S108 - shared memory is the point
+SHARED_FOLDER = Path("/dev/shm")  # noqa: S108 - shared memory is the point
 _ALIGNMENT = 256
 _TYPES_OF_TORCH = frozenset(("bfloat16", "float8_e4m3fn", "float8_e5m2"))
 
 
-def staging_folder(name: str) -> Path:
-    """Return the folder of this user and name in shared memory."""
-    return _SHARED_FOLDER / f"roost-{os.geteuid()}-{name}"
+def staging_folder(spec: EngineSpec) -> Path:
+    """Return the folder of an engine in shared memory: of the same name on all its nodes, and no other engine's."""
+    name = hashlib.sha256(f"{spec.secret} {spec.dist_init_addr}".encode()).hexdigest()[:16]
+    return SHARED_FOLDER / f"roost-{os.geteuid()}-{name}"
 
 
 Use = Callable[[Callable[[], dict[str, Any]], int], None]

@@ -31,11 +31,6 @@ class Choice:
         """Whether the most probable token is taken."""
         return self.temperature < _GREEDY_BELOW
 
-    @property
-    def is_cut(self) -> bool:
-        """Whether the least probable tokens are left out."""
-        return self.top_p < 1 and not self.is_greedy
-
 
 class TokenBatch:
     """Rows of tokens of different lengths, whose keys and values are in one cache.
@@ -144,7 +139,7 @@ class TokenBatch:
         if limited := [row for row, choice in enumerate(choices) if choice.allowed]:
             masks = torch.stack([self._mask_of(choices[row].allowed) for row in limited])
             scores[limited] = scores[limited].masked_fill(~masks, -torch.inf)
-        if cut := [row for row, choice in enumerate(choices) if choice.is_cut]:
+        if cut := [row for row, choice in enumerate(choices) if choice.top_p < 1 and not choice.is_greedy]:
             scores[cut] = self._cut(scores[cut], self._tensor([choices[row].top_p for row in cut]))
         logprobs = scores.log_softmax(dim=-1)
         tokens = logprobs.argmax(dim=-1)

@@ -105,9 +105,13 @@ class TransformersEngine:
             server = HttpServer(spec.address, spec.port, routes, secret=spec.secret, name=name)
             try:
                 self._model = _load(self._given, self._dtype, self._device, self._seed)
-                self._stops = _end_tokens(self._model)
+                ends = self._model.generation_config.eos_token_id
+                self._stops = frozenset() if ends is None else frozenset([ends] if isinstance(ends, int) else ends)
                 batch = TokenBatch(self._model)
-                _warm_up(batch)
+                # Two tokens, so that the first request is as quick as others, and a model that cannot fails here.
+                choices = [Choice(temperature=1.0, top_p=0.5, allowed=(), number=0.5)]
+                batch.step([token for token, _ in batch.start([(0,)], choices)], choices)
+                batch.clear()
             except BaseException:
                 server.close(0)
                 self._forget_model()
@@ -165,14 +169,37 @@ class TransformersEngine:
         if type(version) is not int or version < 0:
             raise ConfigError(f"a version is a whole number from 0 on, not {version!r}")
         self._running()
-        torch, model, tensors = _import("torch"), self.accept(), _read_weights(weights)
-        _check_weights(model, tensors)
+        torch, model = _import("torch"), self.accept()
+        own, tensors = model.state_dict(), weights
+        if isinstance(weights, Mapping):
+            # An array of numpy that came through Ray cannot be written, which torch would warn of: hence the copy.
+            tensors = {
+                str(name): one if isinstance(one, torch.Tensor) else torch.tensor(one) for name, one in weights.items()
+            }
+        elif isinstance(weights, str | os.PathLike):
+            tensors = map_safetensors(weights)
+        else:
+            what = f"weights are tensors by name, or the path of a safetensors file, not {type(weights).__name__}"
+            raise ConfigError(what)
+        wrong = [f"{name} is not in the model" for name in tensors if name not in own]
+        wrong += [
+            f"{name} has shape {list(one.shape)}, not {list(own[name].shape)}"
+            for name, one in tensors.items()
+            if name in own and one.shape != own[name].shape
+        ]
+        # One that has two names may be given once.
+        given = {own[name].data_ptr() for name in tensors if name in own}
+        wrong += [f"{name} is missing" for name, one in model.named_parameters() if one.data_ptr() not in given]
+        if wrong:
+            raise ConfigError(f"these weights do not fit the model: {join_words(wrong)}")
         with self.weights_changing(version), torch.no_grad():
+            # They may have been moved to the host and back meanwhile.
             own = model.state_dict()
             for name, tensor in tensors.items():
                 own[name].copy_(tensor)
             # Whoever sent them may change them when this returns.
-            _synchronize(model.device)
+            if model.device.type != "cpu":
+                torch.accelerator.synchronize(model.device)
 
     def offload(self) -> None:
         """Move the weights to the host, and free all memory of the accelerator; sequences that run go on later.
@@ -255,7 +282,18 @@ def _load(given: Any, dtype: str, device: str | None, seed: int) -> Any:
     if device is None:
         device = str(torch.accelerator.current_accelerator()) if torch.accelerator.is_available() else "cpu"
     if isinstance(given, str | os.PathLike):
-        model = _load_folder(transformers, Path(given), options or {"dtype": "auto"})
+        folder = Path(given)
+        if not (folder / "config.json").is_file():
+            raise ConfigError(f"there is no model in {folder}: it has no config.json")
+        try:
+            model, found = transformers.AutoModelForCausalLM.from_pretrained(
+                folder, local_files_only=True, output_loading_info=True, **(options or {"dtype": "auto"})
+            )
+        except OSError as error:
+            hint = "for random weights, give the configuration: AutoConfig.from_pretrained(folder)"
+            raise ConfigError(f"the model in {folder} cannot be loaded: {error}", hint=hint) from error
+        if missing := sorted(found["missing_keys"]):
+            raise ConfigError(f"the model in {folder} is not whole: it has no {join_words(missing)}")
     elif isinstance(given, transformers.PretrainedConfig):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -266,34 +304,6 @@ def _load(given: Any, dtype: str, device: str | None, seed: int) -> Any:
         hint = "give a folder, a configuration of transformers, or a function that returns a model"
         raise ConfigError(f"{shorten(repr(given))} is not a model", hint=hint)
     return model.to(device, **options).eval()
-
-
-def _load_folder(transformers: Any, folder: Path, options: Mapping[str, Any]) -> Any:
-    if not (folder / "config.json").is_file():
-        raise ConfigError(f"there is no model in {folder}: it has no config.json")
-    try:
-        model, found = transformers.AutoModelForCausalLM.from_pretrained(
-            folder, local_files_only=True, output_loading_info=True, **options
-        )
-    except OSError as error:
-        hint = "for random weights, give the configuration: AutoConfig.from_pretrained(folder)"
-        raise ConfigError(f"the model in {folder} cannot be loaded: {error}", hint=hint) from error
-    if missing := sorted(found["missing_keys"]):
-        raise ConfigError(f"the model in {folder} is not whole: it has no {join_words(missing)}")
-    return model
-
-
-def _end_tokens(model: Any) -> frozenset[int]:
-    """Return the tokens that end a text."""
-    ends = model.generation_config.eos_token_id
-    return frozenset() if ends is None else frozenset([ends] if isinstance(ends, int) else ends)
-
-
-def _warm_up(batch: TokenBatch) -> None:
-    """Make two tokens, so that the first request is as quick as others, and a model that cannot fails here."""
-    choices = [Choice(temperature=1.0, top_p=0.5, allowed=(), number=0.5)]
-    batch.step([token for token, _ in batch.start([(0,)], choices)], choices)
-    batch.clear()
 
 
 def _check_prompt(prompt: Prompt, model: Any) -> None:
@@ -309,37 +319,3 @@ def _check_prompt(prompt: Prompt, model: Any) -> None:
     if most is not None and len(prompt.tokens) + prompt.max_tokens > most:
         asked = f"a prompt of {len(prompt.tokens)} tokens and {prompt.max_tokens} more"
         raise ConfigError(f"{asked} are too many: the model takes {most} in all", hint="ask for fewer max_tokens")
-
-
-def _read_weights(weights: Any) -> dict[str, Any]:
-    """Return tensors by name."""
-    if isinstance(weights, Mapping):
-        torch = _import("torch")
-        # An array of numpy that came through Ray cannot be written, which torch would warn of: hence the copy.
-        return {str(name): one if isinstance(one, torch.Tensor) else torch.tensor(one) for name, one in weights.items()}
-    if not isinstance(weights, str | os.PathLike):
-        raise ConfigError(
-            f"weights are tensors by name, or the path of a safetensors file, not {type(weights).__name__}"
-        )
-    return map_safetensors(weights)
-
-
-def _check_weights(model: Any, tensors: Mapping[str, Any]) -> None:
-    """Raise ConfigError unless these are all parameters of the model; one that has two names may be given once."""
-    own = model.state_dict()
-    wrong = [f"{name} is not in the model" for name in tensors if name not in own]
-    wrong += [
-        f"{name} has shape {list(one.shape)}, not {list(own[name].shape)}"
-        for name, one in tensors.items()
-        if name in own and one.shape != own[name].shape
-    ]
-    given = {own[name].data_ptr() for name in tensors if name in own}
-    wrong += [f"{name} is missing" for name, one in model.named_parameters() if one.data_ptr() not in given]
-    if wrong:
-        raise ConfigError(f"these weights do not fit the model: {join_words(wrong)}")
-
-
-def _synchronize(device: Any) -> None:
-    """Wait until everything on an accelerator is done."""
-    if device.type != "cpu":
-        _import("torch").accelerator.synchronize(device)

@@ -74,7 +74,7 @@ class VllmEngine(ServerEngine):
 
     def _warm_up(self) -> None:
         self._ask("/update_weight_version", {"new_version": "0"})
-        self.generate(Prompt(tokens=(1,), max_tokens=1).to_json())
+        super()._warm_up()
 
     def _load(self, where: Mapping[str, Any], version: int) -> None:
         if not self._is_sound:
@@ -105,10 +105,9 @@ class VllmEngine(ServerEngine):
     def _wake(self) -> None:
         self._ask("/wake_up", {}, timeout=WEIGHTS_SECONDS)
 
-    def _all_options(self, spec: EngineSpec, *, on_gpu: bool) -> dict[str, Any]:
-        """Return the options of the server, those of the user last."""
+    def _describe(self, spec: EngineSpec, *, on_gpu: bool) -> tuple[dict[str, Any], dict[str, str]]:
         options: dict[str, Any] = {
-            "tensor_parallel_size": self._tensor_parallel(spec),
+            "tensor_parallel_size": max(1, spec.num_devices // self._pipeline),
             "pipeline_parallel_size": self._pipeline,
             # Tokens in and out, with the version of the weights of each.
             "enable_scale_out": True,
@@ -134,9 +133,6 @@ class VllmEngine(ServerEngine):
             options["headless"] = True
         if on_gpu and self._can_sleep:
             options["enable_sleep_mode"] = True
-        return options | self._options
-
-    def _variables(self, spec: EngineSpec, *, on_gpu: bool) -> dict[str, str]:
         variables = {
             "VLLM_HOST_IP": spec.address,
             "VLLM_NO_USAGE_STATS": "1",
@@ -151,4 +147,4 @@ class VllmEngine(ServerEngine):
             if spec.num_devices == 1:
                 # One process less, which starts ten seconds sooner.
                 variables |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
-        return variables
+        return options, variables

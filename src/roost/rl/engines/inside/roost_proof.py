@@ -62,37 +62,34 @@ def check_proof(secret: str, nonce: str, status: int, body: bytes) -> str:
 class Proof:
     """ASGI middleware that proves the server's secret to a client that asks."""
 
+    is_locked = False
+    """Whether no request without the secret is answered."""
+
     def __init__(self, app: Any, secret: str = "") -> None:
         self._app = app
         self._secret = secret or os.environ[SECRET]
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer a client that asks for the proof, and pass other requests on."""
-        headers = dict(scope.get("headers", ()))
-        if scope["type"] != "http" or scope["path"] != PATH:
-            await self._pass_on(scope, headers, receive, send)
-            return
-        try:
-            await _answer(send, 200, prove(self._secret, headers.get(NONCE.lower().encode(), b"").decode()))
-        except ValueError as error:
-            await _answer(send, 400, {"error": {"message": str(error)}})
-
-    async def _pass_on(self, scope: Any, headers: dict[bytes, bytes], receive: Any, send: Any) -> None:
-        del headers
-        await self._app(scope, receive, send)
-
-
-class Lock(Proof):
-    """A `Proof` that also answers no request without the secret: vLLM's own key protects some of its routes only."""
-
-    async def _pass_on(self, scope: Any, headers: dict[bytes, bytes], receive: Any, send: Any) -> None:
-        kind, shown = scope["type"], headers.get(b"authorization", b"")
-        if kind == "lifespan" or (kind == "http" and hmac.compare_digest(shown, f"Bearer {self._secret}".encode())):
+        kind, headers = scope["type"], dict(scope.get("headers", ()))
+        is_member = hmac.compare_digest(headers.get(b"authorization", b""), f"Bearer {self._secret}".encode())
+        if kind == "http" and scope["path"] == PATH:
+            try:
+                await _answer(send, 200, prove(self._secret, headers.get(NONCE.lower().encode(), b"").decode()))
+            except ValueError as error:
+                await _answer(send, 400, {"error": {"message": str(error)}})
+        elif not self.is_locked or kind == "lifespan" or (kind == "http" and is_member):
             await self._app(scope, receive, send)
         elif kind == "http":
             await _answer(send, 401, {"error": {"message": "the request lacks the secret"}})
         else:
             await send({"type": "websocket.close", "code": 1008})
+
+
+class Lock(Proof):
+    """A `Proof` that also answers no request without the secret: vLLM's own key protects some of its routes only."""
+
+    is_locked = True
 
 
 async def _answer(send: Any, status: int, content: Any) -> None:
