@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from functools import partial
@@ -85,10 +85,7 @@ class TrainRolloutFlags:
             object.__setattr__(self, "num_gpus_per_actor", _SHARE / 2)
         wrong = _wrong_values(self)
         problems = [(message, "") for message in wrong.values()]
-        if not wrong.keys() & set(_SHARES):
-            problems += _share_conflicts(self)
-        if not wrong.keys() - set(_SHARES):
-            problems += _conflicts(self)
+        problems += _conflicts(self, wrong.keys())
         if problems:
             raise ConfigError([Problem(message=message, hint=hint) for message, hint in problems])
 
@@ -290,20 +287,20 @@ def _wrong_values(flags: TrainRolloutFlags) -> dict[str, str]:
     return wrong
 
 
-def _share_conflicts(flags: TrainRolloutFlags) -> Iterator[tuple[str, str]]:
-    parts = [f"num_gpus_per_actor {flags.num_gpus_per_actor:g}"] * (2 if flags.use_critic else 1)
-    total = flags.num_gpus_per_actor * len(parts)
-    if flags.mode is Mode.COLOCATE:
-        parts.append(f"num_gpus_per_engine {flags.num_gpus_per_engine:g}")
-        total += flags.num_gpus_per_engine
-    if len(parts) > 1 and flags.mode is not Mode.ROLLOUT_ONLY and total > 1 + 1e-6:
-        why = join_words([name for name in ("colocate", "use_critic") if getattr(flags, name)])
-        message = f"with {why} an accelerator is shared: {join_words(parts)} add up to {total:g}"
-        yield message, "they add up to 1 at most: 0.8 and 0.2 are the defaults, with a critic 0.4, 0.4 and 0.2"
-
-
-def _conflicts(flags: TrainRolloutFlags) -> Iterator[tuple[str, str]]:
-    """Yield what contradicts the mode, each with a hint."""
+def _conflicts(flags: TrainRolloutFlags, wrong: Set[str]) -> Iterator[tuple[str, str]]:
+    """Yield what contradicts the mode, each with a hint, as far as none of the flags that it is about is wrong."""
+    if wrong.isdisjoint(_SHARES):
+        parts = [f"num_gpus_per_actor {flags.num_gpus_per_actor:g}"] * (2 if flags.use_critic else 1)
+        total = flags.num_gpus_per_actor * len(parts)
+        if flags.mode is Mode.COLOCATE:
+            parts.append(f"num_gpus_per_engine {flags.num_gpus_per_engine:g}")
+            total += flags.num_gpus_per_engine
+        if len(parts) > 1 and flags.mode is not Mode.ROLLOUT_ONLY and total > 1 + 1e-6:
+            why = join_words([name for name in ("colocate", "use_critic") if getattr(flags, name)])
+            message = f"with {why} an accelerator is shared: {join_words(parts)} add up to {total:g}"
+            yield message, "they add up to 1 at most: 0.8 and 0.2 are the defaults, with a critic 0.4, 0.4 and 0.2"
+    if wrong - set(_SHARES):
+        return
     if flags.debug_train_only and flags.debug_rollout_only:
         yield "debug_train_only and debug_rollout_only exclude each other", "leave one of them out"
     elif flags.rollout_external:

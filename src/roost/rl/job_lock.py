@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
-from types import TracebackType
 from typing import Any
 
 from roost.comm.channels.channel import Channel, ItemLease
@@ -44,9 +43,7 @@ class JobLock(AbstractContextManager[None], AbstractAsyncContextManager[None]):
             raise self._explain(late, _state(self._channel)) from None
         self._hold(owner, lease)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         owner, lease = self._held.pop()
         if lease is not None:
             _owners.discard(owner)
@@ -62,10 +59,8 @@ class JobLock(AbstractContextManager[None], AbstractAsyncContextManager[None]):
             raise self._explain(late, await asyncio.to_thread(_state, self._channel)) from None
         self._hold(owner, lease)
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.__exit__(kind, error, trace)
+    async def __aexit__(self, *_: object) -> None:
+        self.__exit__()
 
     def _begin(self) -> tuple[_Owner, ItemLease | None]:
         """Return who asks, and the lease to wait for; no lease if the caller has the lock already."""

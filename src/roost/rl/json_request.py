@@ -34,12 +34,29 @@ def ask(
     """
     deadline, nonce = Deadline.after(timeout), roost_proof.new_nonce()
     connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=timeout)
+
+    def exchange(
+        method: str, path: str, data: bytes | None, headers: Mapping[str, str]
+    ) -> tuple[http.client.HTTPResponse, bytes]:
+        """Send a request over the open connection; return the answer and all of its body."""
+        line, content = connection.sock, bytearray()
+        line.settimeout(max(_LEAST_WAIT, deadline.left))
+        connection.request(method, path, data, headers)
+        answer = connection.getresponse()
+        # A server that sends a little now and then would otherwise never be late.
+        while piece := answer.read1(_PIECE):
+            content += piece
+            line.settimeout(max(_LEAST_WAIT, deadline.left))
+        # Without this the connection takes no further request.
+        answer.close()
+        return answer, bytes(content)
+
     try:
         with contextlib.closing(connection):
             connection.connect()
             # A new connection would have to prove itself again.
             connection.auto_open = 0
-            answer, content = _exchange(connection, deadline, "GET", roost_proof.PATH, None, {roost_proof.NONCE: nonce})
+            answer, content = exchange("GET", roost_proof.PATH, None, {roost_proof.NONCE: nonce})
             try:
                 shown = roost_proof.check_proof(secret, nonce, answer.status, content)
             except ValueError as error:
@@ -48,7 +65,7 @@ def ask(
                 raise ClusterError(f"{who} cannot be asked: {roost_proof.CLOSES}")
             sent = {"Authorization": shown, "Content-Type": "application/json", **(headers or {})}
             method, data = ("GET", None) if body is None else ("POST", json.dumps(body).encode())
-            answer, content = _exchange(connection, deadline, method, path, data, sent)
+            answer, content = exchange(method, path, data, sent)
         if 200 <= answer.status < 300:
             return json.loads(content) if content else {}
     except TimeoutError:
@@ -59,28 +76,6 @@ def ask(
         raise ClusterError(f"the answer of {who} is not JSON: {error}") from None
     kind = CallTimedOut if answer.status == http.HTTPStatus.GATEWAY_TIMEOUT else ClusterError
     raise kind(f"{who} answered {answer.status}: {read_error(content)}")
-
-
-def _exchange(
-    connection: http.client.HTTPConnection,
-    deadline: Deadline,
-    method: str,
-    path: str,
-    body: bytes | None,
-    headers: Mapping[str, str],
-) -> tuple[http.client.HTTPResponse, bytes]:
-    """Send a request over an open connection; return the answer and all of its body. TimeoutError at the deadline."""
-    line, content = connection.sock, bytearray()
-    line.settimeout(max(_LEAST_WAIT, deadline.left))
-    connection.request(method, path, body, headers)
-    answer = connection.getresponse()
-    # A server that sends a little now and then would otherwise never be late.
-    while piece := answer.read1(_PIECE):
-        content += piece
-        line.settimeout(max(_LEAST_WAIT, deadline.left))
-    # Without this the connection takes no further request.
-    answer.close()
-    return answer, bytes(content)
 
 
 def read_error(content: bytes) -> str:

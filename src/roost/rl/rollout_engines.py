@@ -20,7 +20,7 @@ from roost.rl.placement_groups import BundleGroup, slots_of, strategy_of
 from roost.runtime.cluster import Cluster
 from roost.runtime.events.emitter import Gauge, emitter
 from roost.runtime.groups.group import LAUNCH_SECONDS, WorkerGroup
-from roost.runtime.groups.result import CallResult
+from roost.runtime.groups.result import CallResult, Outcome
 from roost.runtime.managers.ledgers.ports import PortLease
 from roost.runtime.process import output as logs
 from roost.runtime.runs.folder import log_file
@@ -192,23 +192,16 @@ class RolloutEngines(contextlib.AbstractContextManager["RolloutEngines"]):
 
     def health(self, timeout: float = 30.0) -> list[bool]:
         """Return whether each engine can serve; an engine with a dead worker cannot."""
-        if not self.num_engines:
-            return []
-        outcomes = self.group.health().outcomes(timeout)
-        is_well = [outcome.is_ok and bool(outcome.value) for outcome in outcomes]
-        return [all(is_well[rank] for rank in self._ranks(engine)) for engine in range(self.num_engines)]
+        return [all(one.is_ok and one.value for one in engine) for engine in self._outcomes("health", timeout)]
 
     def ill_urls(self, timeout: float = 5.0) -> list[str]:
         """Return where the engines are that say that they cannot serve, or of which a process has ended."""
-        if not self.num_engines:
-            return []
-        outcomes = self.group.health().outcomes(timeout)
         # One that does not answer in time says nothing about its weights.
         is_ill = [
-            not outcome.value if outcome.is_ok else isinstance(outcome.error, EngineFailed | WorkerDied)
-            for outcome in outcomes
+            any(not one.value if one.is_ok else isinstance(one.error, EngineFailed | WorkerDied) for one in engine)
+            for engine in self._outcomes("health", timeout)
         ]
-        return [url for url, ranks in zip(self.urls, self._workers, strict=True) if any(is_ill[rank] for rank in ranks)]
+        return [url for url, ill in zip(self.urls, is_ill, strict=True) if ill]
 
     def generate(self, request: Any, engine_rank: int = 0) -> CallResult[Any]:
         """Ask one engine directly, without HTTP."""
@@ -235,10 +228,7 @@ class RolloutEngines(contextlib.AbstractContextManager["RolloutEngines"]):
 
     def versions(self, timeout: float = VERSIONS_SECONDS) -> list[int | None]:
         """Return the version of the weights that all processes of each engine have; None if that is not known."""
-        if not self.num_engines:
-            return []
-        outcomes = self.group.served_version().outcomes(timeout)
-        by_engine = [{outcomes[rank].value for rank in ranks} for ranks in self._workers]
+        by_engine = [{one.value for one in engine} for engine in self._outcomes("served_version", timeout)]
         return [versions.pop() if len(versions) == 1 else None for versions in by_engine]
 
     def offload(self) -> CallResult[Any]:
@@ -284,6 +274,11 @@ class RolloutEngines(contextlib.AbstractContextManager["RolloutEngines"]):
 
     def __len__(self) -> int:
         return self.num_engines
+
+    def _outcomes(self, method: str, timeout: float) -> list[list[Outcome]]:
+        """Call all workers, and return how that went, by engine; nothing if there are none."""
+        found = self.group.call(method).outcomes(timeout) if self.num_engines else []
+        return [[found[rank] for rank in ranks] for ranks in self._workers]
 
     def _ranks(self, engine_rank: int) -> list[int]:
         """Return the ranks of an engine's workers, its node 0 first."""
@@ -399,6 +394,7 @@ def create_rollout_engines(
 def _wait_until_healthy(
     group: WorkerGroup[Any], specs: Mapping[int, EngineSpec], deadline: Deadline, timeout: float
 ) -> None:
+    """Wait for these workers; the error names those that are not healthy, with the end of their logs."""
     ranks = list(specs)
     pause, longest = HEALTH_POLL_SECONDS
     while True:
@@ -406,18 +402,11 @@ def _wait_until_healthy(
         ill = [rank for rank, outcome in zip(ranks, outcomes, strict=True) if not (outcome.is_ok and outcome.value)]
         if not ill:
             return
-        failed = [outcome for outcome in outcomes if isinstance(outcome.error, EngineFailed)]
-        if failed:
-            raise _unhealthy(group, specs, ill, timeout, str(failed[0].error))
-        if deadline.is_over or not set(ill) <= set(group.alive):
-            raise _unhealthy(group, specs, ill, timeout)
+        why = next((str(outcome.error) for outcome in outcomes if isinstance(outcome.error, EngineFailed)), "")
+        if why or deadline.is_over or not set(ill) <= set(group.alive):
+            break
         time.sleep(pause)
         pause = min(longest, 2 * pause)
-
-
-def _unhealthy(
-    group: WorkerGroup[Any], specs: Mapping[int, EngineSpec], ill: Sequence[int], timeout: float, why: str = ""
-) -> RoostError:
     cluster = group.cluster
     cluster.logs.catch_up()
     lines = []
@@ -431,8 +420,8 @@ def _unhealthy(
     details = "\n".join(lines + ([f"  and {len(ill) - 4} more"] if len(ill) > 4 else []))
     who = f"{plural(len(ill), 'process', 'processes')} of the engines"
     if not set(ill) <= set(group.alive):
-        return WorkerDied(f"{who} died or was not healthy before all could serve:\n{details}")
+        raise WorkerDied(f"{who} died or was not healthy before all could serve:\n{details}")
     if why:
-        return EngineFailed(f"{why}:\n{details}")
+        raise EngineFailed(f"{why}:\n{details}")
     hint = "see its log, or give it longer with health_timeout"
-    return LaunchTimedOut(f"{who} did not become healthy in {timeout:g} s:\n{details}", hint=hint)
+    raise LaunchTimedOut(f"{who} did not become healthy in {timeout:g} s:\n{details}", hint=hint)
