@@ -16,7 +16,6 @@ import weakref
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -99,6 +98,9 @@ class EngineClient:
         self._secrets: dict[tuple[str, int], str] = {}
         """The secret of each engine that is known, by its host and port."""
         self._unfinished: weakref.WeakSet[aiohttp.ClientResponse] = weakref.WeakSet()
+        self._sessions: dict[bool, aiohttp.ClientSession] = {}
+        """One whose connections are kept for further requests, and one whose connections are new each time."""
+        self._is_closed = False
 
     def trust(self, url: str, secret: str) -> None:
         """Ask whoever proves at this address to know this secret."""
@@ -109,47 +111,43 @@ class EngineClient:
         self._secrets.pop(_place(url), None)
         self._break_off(why, [reply for reply in self._unfinished if _place(reply.url) == _place(url)])
 
-    @cached_property
-    def _kept(self) -> aiohttp.ClientSession:
-        return self._open_session(keepalive_timeout=IDLE_SECONDS)
-
-    @cached_property
-    def _new(self) -> aiohttp.ClientSession:
-        return self._open_session(force_close=True)
-
     async def send(self, url: str, request: EngineRequest, *, connect: float) -> EngineAnswer:
         """Send a request to an engine; EngineBroken if there is no answer, or only part of one that is not a stream.
 
         A new connection has `connect` seconds to open; the answer may take any time.
         """
-        if not request.is_repeatable:
-            return await self._send(self._new, url, request, connect)
-        _is_reused.set(False)
-        try:
-            return await self._send(self._kept, url, request, connect)
-        except EngineBroken:
-            if not _is_reused.get() or self._new.closed:
-                raise
-        return await self._send(self._new, url, request, connect)
+        if request.is_repeatable:
+            _is_reused.set(False)
+            try:
+                return await self._send(url, request, connect, is_kept=True)
+            except EngineBroken:
+                if not _is_reused.get() or self._is_closed:
+                    raise
+        return await self._send(url, request, connect)
 
     async def check(self, url: str, seconds: float) -> str:
         """Ask an engine for its health over a new connection; return why it is not healthy, or nothing."""
         try:
             async with asyncio.timeout(seconds):
-                answer = await self._send(self._new, url, EngineRequest(target="/health"), seconds)
+                answer = await self._send(url, EngineRequest(target="/health"), seconds)
         except TimeoutError:
             return f"/health had not answered after {seconds:g} s"
         except EngineBroken as broken:
             return str(broken)
         return "" if answer.status == 200 else f"/health answered {answer.status}"
 
-    async def _send(
-        self,
-        session: aiohttp.ClientSession,
-        url: str,
-        request: EngineRequest,
-        connect: float,
-    ) -> EngineAnswer:
+    async def _send(self, url: str, request: EngineRequest, connect: float, *, is_kept: bool = False) -> EngineAnswer:
+        if self._is_closed:
+            raise EngineBroken("it was broken off", is_sent=False)
+        if (session := self._sessions.get(is_kept)) is None:
+            options: dict[str, Any] = {"keepalive_timeout": IDLE_SECONDS} if is_kept else {"force_close": True}
+            session = self._sessions[is_kept] = aiohttp.ClientSession(
+                connector=_ProvingConnector(self._secrets, limit=0, socket_factory=_open_socket, **options),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                # Bodies pass as they are, compressed or not, and an engine sees what the client asked for.
+                auto_decompress=False,
+                skip_auto_headers=("Accept", "Accept-Encoding", "Content-Type", "User-Agent"),
+            )
         # Without a threshold aiohttp rounds times of more than 5 s up to whole seconds.
         timeout = aiohttp.ClientTimeout(connect=connect, ceil_threshold=math.inf)
         body = request.body
@@ -173,15 +171,6 @@ class EngineClient:
                 reply.close()
                 raise
 
-    def _open_session(self, **options: Any) -> aiohttp.ClientSession:
-        return aiohttp.ClientSession(
-            connector=_ProvingConnector(self._secrets, limit=0, socket_factory=_open_socket, **options),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            # Bodies pass as they are, compressed or not, and an engine sees what the client asked for.
-            auto_decompress=False,
-            skip_auto_headers=("Accept", "Accept-Encoding", "Content-Type", "User-Agent"),
-        )
-
     def _break_off(self, why: str, replies: Iterable[aiohttp.ClientResponse]) -> None:
         for reply in [*replies]:
             # aiohttp closes the connection under a reader without a word to it.
@@ -190,8 +179,9 @@ class EngineClient:
     async def close(self) -> None:
         """Break off every request, now and later."""
         self._break_off("it was broken off", self._unfinished)
-        await self._kept.close()
-        await self._new.close()
+        self._is_closed = True
+        for session in self._sessions.values():
+            await session.close()
 
 
 class _ProvingConnector(aiohttp.TCPConnector):
@@ -224,19 +214,17 @@ class _ProvingConnector(aiohttp.TCPConnector):
             except BaseException as error:
                 connection.close()
                 if isinstance(error, TimeoutError):
-                    raise _Unproven(f"it did not prove within {timeout.connect:g} s that it is the job's") from None
-                if isinstance(error, EOFError | asyncio.LimitOverrunError):
-                    raise _Unproven("it did not prove that it is the job's: that is no answer") from None
-                if isinstance(error, ValueError):
-                    raise _Unproven(str(error)) from None
-                raise
+                    why = f"it did not prove within {timeout.connect:g} s that it is the job's"
+                elif isinstance(error, EOFError | asyncio.LimitOverrunError):
+                    why = "it did not prove that it is the job's: that is no answer"
+                elif isinstance(error, ValueError):
+                    why = str(error)
+                else:
+                    raise
+                raise EngineBroken(why, is_sent=False) from None
             self._shown[transport] = shown
         req.headers["Authorization"] = shown
         return connection
-
-
-class _Unproven(aiohttp.ClientError):
-    """Whoever listens there has not proven to be the engine."""
 
 
 async def _ask_for_proof(transport: asyncio.Transport, host: str, secret: str) -> str:
@@ -272,8 +260,6 @@ def _broken_explained(connect: float = 0.0) -> Iterator[None]:
         yield
     except aiohttp.ClientConnectorError as error:
         raise EngineBroken(f"could not be reached: {error.os_error}", is_sent=False) from None
-    except _Unproven as error:
-        raise EngineBroken(str(error), is_sent=False) from None
     except aiohttp.ConnectionTimeoutError:
         raise EngineBroken(f"could not be reached: no connection within {connect:g} s", is_sent=False) from None
     except aiohttp.ClientPayloadError:

@@ -21,7 +21,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Collection
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial, wraps
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
 from roost.errors import ClusterError, ConfigError
 from roost.rl.engine import url_of
@@ -36,7 +36,6 @@ from roost.rl.web import (
     aiohttp,
     break_off,
     check_positive,
-    describe_error,
     error_response,
     read_json,
     web,
@@ -55,6 +54,8 @@ _MODELS = "/v1/models"
 _TAKEN_OVER = ("Accept", "Content-Type", "X-Request-Id", "traceparent", "tracestate")
 _PATH = re.compile(r"(GET|POST) (/[A-Za-z0-9._~/-]+)")
 _URL = re.compile(r"http://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+(?:%[A-Za-z0-9._-]+)?\]):([0-9]{1,5})")
+_GAPS = (b"\n\n", b"\r\n\r\n", b"\r\r")
+"""What an event of a stream ends with."""
 _MOST_EVENT = 1024**2
 """The longest event of a stream that is held until all of it is there."""
 _IN_DOUBT = "its engine does not have the weights of an update that failed"
@@ -295,19 +296,19 @@ class Router:
         await self._client.close()
 
     def _start_checks(self, url: str) -> None:
+        async def keep_checking() -> None:
+            while True:
+                why = await self._client.check(url, self._options.check_timeout)
+                why = _IN_DOUBT if url in self._doubted else why
+                self._pool.mark(url, not why, why)
+                await asyncio.sleep(self._options.check_seconds)
+
         if self._is_running and url not in self._checks:
-            self._checks[url] = asyncio.create_task(self._keep_checking(url))
+            self._checks[url] = asyncio.create_task(keep_checking())
 
     def _stop_checks(self, url: str) -> None:
         if (task := self._checks.pop(url, None)) is not None:
             task.cancel()
-
-    async def _keep_checking(self, url: str) -> None:
-        while True:
-            why = await self._client.check(url, self._options.check_timeout)
-            why = _IN_DOUBT if url in self._doubted else why
-            self._pool.mark(url, not why, why)
-            await asyncio.sleep(self._options.check_seconds)
 
     async def _forward(self, request: web.BaseRequest) -> web.StreamResponse:
         return await self._send_to_engine(request, await _read_request(request))
@@ -327,7 +328,13 @@ class Router:
         return web.json_response(models[0])
 
     async def _send_to_engine(self, request: web.BaseRequest, sent: EngineRequest) -> web.StreamResponse:
-        seconds = _read_timeout(request.headers.get(TIMEOUT_HEADER), self._options.request_timeout)
+        header = request.headers.get(TIMEOUT_HEADER, str(self._options.request_timeout))
+        try:
+            seconds = float(header)
+        except ValueError:
+            seconds = math.nan
+        if not 0 < seconds < math.inf:
+            raise ConfigError(f"{TIMEOUT_HEADER} is {shorten(repr(header))}: it is a number of seconds above 0")
         deadline = asyncio.get_running_loop().time() + seconds
         failures: dict[str, str] = {}
         refusing: set[str] = set()
@@ -349,9 +356,8 @@ class Router:
                 outcome = "failed"
                 spent = time.monotonic() - asked
                 whole = f", when the request's {seconds:g} s were over" if spent < 0.9 * seconds else ""
-                return _engine_error(
-                    504, "engine_late", url, f"engine {url} had not answered after {round(spent, 1):g} s{whole}"
-                )
+                why = f"engine {url} had not answered after {round(spent, 1):g} s{whole}"
+                return error_response(504, why, "engine_late", {_ENGINE_HEADER: url}, engine=url)
             except EngineBroken as error:
                 outcome = "failed"
                 failures[url] = str(error)
@@ -361,7 +367,7 @@ class Router:
                     broken[url] = str(error)
                     if not sent.is_repeatable:
                         why = f"engine {url} may have got the request: {error}"
-                        return _engine_error(502, "engine_broke", url, why)
+                        return error_response(502, why, "engine_broke", {_ENGINE_HEADER: url}, engine=url)
             finally:
                 self._pool.done(url, outcome)
                 if outcome == "served":
@@ -371,10 +377,8 @@ class Router:
             if broken and is_poison and not self._is_stopping:
                 reasons = "; ".join(f"{one}: {why}" for one, why in broken.items())
                 why = f"the request broke {plural(len(broken), 'engine')}, and no other gets it: {reasons}"
-                poisoned = error_response(502, why, "engines_broken")
                 # OpenAI's clients would send it again.
-                poisoned.headers["x-should-retry"] = "false"
-                return poisoned
+                return error_response(502, why, "engines_broken", {"x-should-retry": "false"})
         is_late = asyncio.get_running_loop().time() >= deadline
         return self._refusal(failures, f" within {seconds:g} s" if is_late else "")
 
@@ -448,7 +452,8 @@ class Router:
             while piece:
                 held += piece
                 # An event that breaks off would make an error after it unreadable.
-                end = _end_of_events(held) if holds_events else len(held)
+                ends = [held.rfind(gap) + len(gap) for gap in _GAPS if gap in held] if holds_events else [len(held)]
+                end = max(ends, default=0)
                 if len(held) - end > _MOST_EVENT:
                     holds_events, end = False, len(held)
                 if end:
@@ -476,7 +481,13 @@ class Router:
         if why:
             if not self._is_stopping:
                 log.warning("%s: the client's connection is closed", why)
-            await _end_with_error(request, response, describe_error(502, why, code) if holds_events else None)
+            if holds_events:
+                # OpenAI's clients raise an APIError for such an event.
+                with contextlib.suppress(TimeoutError, ConnectionError):
+                    async with asyncio.timeout(CUT_SECONDS):
+                        await response.write(f"data: {error_response(502, why, code).text}\n\n".encode())
+            # Without the end of the stream, so that no other client takes this for all of it.
+            break_off(request)
         return outcome, response
 
     def _refusal(self, failures: dict[str, str], within: str) -> web.Response:
@@ -510,19 +521,6 @@ class Router:
         return web.json_response({"url": url})
 
 
-def _read_timeout(header: str | None, default: float) -> float:
-    """Read how long a request may take; ConfigError if the header is not a number of seconds."""
-    if header is None:
-        return default
-    try:
-        seconds = float(header)
-    except ValueError:
-        seconds = math.nan
-    if 0 < seconds < math.inf:
-        return seconds
-    raise ConfigError(f"{TIMEOUT_HEADER} is {shorten(repr(header))}: it is a number of seconds above 0")
-
-
 async def _read_request(request: web.BaseRequest) -> EngineRequest:
     """Make what an engine gets: never the client's Authorization, since the router shows its own."""
     retry = request.headers.get(RETRY_HEADER, "yes")
@@ -540,24 +538,3 @@ async def _read_request(request: web.BaseRequest) -> EngineRequest:
         # The end of a stream to an older client is the end of its connection, also if the stream breaks.
         takes_stream=request.version >= aiohttp.HttpVersion11,
     )
-
-
-def _engine_error(status: int, code: str, url: str, error: str) -> web.Response:
-    response = error_response(status, error, code, engine=url)
-    response.headers[_ENGINE_HEADER] = url
-    return response
-
-
-def _end_of_events(content: bytes) -> int:
-    """Return where the last event that is complete ends; 0 if there is none."""
-    return max(content.rfind(gap) + len(gap) if gap in content else 0 for gap in (b"\n\n", b"\r\n\r\n", b"\r\r"))
-
-
-async def _end_with_error(request: web.BaseRequest, response: web.StreamResponse, error: dict[str, Any] | None) -> None:
-    """Break a stream off, if possible with an event that says why, for which OpenAI's clients raise an APIError."""
-    if error is not None:
-        with contextlib.suppress(TimeoutError, ConnectionError):
-            async with asyncio.timeout(CUT_SECONDS):
-                await response.write(f"data: {json.dumps({'error': error})}\n\n".encode())
-    # Without the end of the stream, so that no other client takes this for all of it.
-    break_off(request)

@@ -22,7 +22,6 @@ from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, fields
-from functools import partial
 from typing import Any, TypeVar
 
 from roost.errors import ClusterError, ConfigError
@@ -97,18 +96,16 @@ def check_positive(options: Any) -> None:
             raise ConfigError(f"{item.name} is {value!r}: it is a number above 0")
 
 
-def error_response(status: int, message: str, code: str = "", **details: Any) -> web.Response:
+def error_response(
+    status: int, message: str, code: str = "", headers: Mapping[str, str] | None = None, **details: Any
+) -> web.Response:
     """Build `{"error": {"message": ..., "type": ..., "code": ...}}`, which OpenAI's clients read; `details` go with it.
 
     Without a code it is the name of the status, such as `not_found`.
     """
-    return web.json_response({"error": describe_error(status, message, code, **details)}, status=status)
-
-
-def describe_error(status: int, message: str, code: str = "", **details: Any) -> dict[str, Any]:
-    """Build what `error_response` has under `error`."""
     kind = "server_error" if status >= 500 else "invalid_request_error"
-    return {"message": message, "type": kind, "code": code or _CODES.get(status, kind), **details}
+    error = {"message": message, "type": kind, "code": code or _CODES.get(status, kind), **details}
+    return web.json_response({"error": error}, status=status, headers=headers)
 
 
 async def read_json(request: web.BaseRequest) -> Any:
@@ -167,7 +164,7 @@ class HttpServer:
         """When connections close on which no request that could be answered has arrived."""
         self._requests: set[asyncio.Task[Any]] = set()
         self._grace_seconds = 0.0
-        self._on_late: Callable[[], Awaitable[None]] = self._cancel_requests
+        self._on_late: Callable[[], Awaitable[None]] | None = None
         self._started: Future[None] = Future()
         self._closing = asyncio.Event()
         self._loop = asyncio.SelectorEventLoop()
@@ -216,8 +213,7 @@ class HttpServer:
                 self._started.set_exception(error)
 
     async def _serve(self) -> None:
-        limits = self._limits
-        server = _Server(self._respond, self._arrive, self._leave, limits.body_bytes, limits.idle_seconds)
+        server = self._make_server()
         async with self._context:
             accepting = asyncio.create_task(self._accept(server))
             self._started.set_result(None)
@@ -229,8 +225,12 @@ class HttpServer:
             accepting.cancel()
             self._socket.close()
             server.pre_shutdown()
-            if self._requests and (await asyncio.wait(self._requests, timeout=self._grace_seconds))[1]:
+            late = (await asyncio.wait(self._requests, timeout=self._grace_seconds))[1] if self._requests else ()
+            if late and self._on_late is not None:
                 await self._on_late()
+            elif late:
+                for task in self._requests:
+                    task.cancel()
             await server.shutdown(CUT_SECONDS)
 
     async def _accept(self, server: web.Server) -> None:
@@ -248,21 +248,35 @@ class HttpServer:
                 self._strangers.close_oldest()
                 await asyncio.sleep(PAUSE_SECONDS)
 
-    def _arrive(self, connection: web.RequestHandler, transport: asyncio.Transport) -> None:
-        self._num_open += 1
-        self._strangers.arrive(connection, transport.abort)
-        self._timers[connection] = self._loop.call_later(self._limits.head_seconds, transport.abort)
+    def _make_server(self) -> web.Server:
+        """Return aiohttp's server of connections, which notes here when one begins and ends."""
+        own = self
 
-    def _leave(self, connection: web.RequestHandler) -> None:
-        self._num_open -= 1
-        self._strangers.leave(connection)
-        self._shown_by.pop(connection, None)
-        if (timer := self._timers.pop(connection, None)) is not None:
-            timer.cancel()
+        class Server(web.Server):
+            def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
+                super().connection_made(handler, transport)
+                own._num_open += 1
+                own._strangers.arrive(handler, transport.abort)
+                own._timers[handler] = own._loop.call_later(own._limits.head_seconds, transport.abort)
 
-    async def _cancel_requests(self) -> None:
-        for task in self._requests:
-            task.cancel()
+            def connection_lost(self, handler: web.RequestHandler, exc: BaseException | None = None) -> None:
+                super().connection_lost(handler, exc)
+                own._num_open -= 1
+                own._strangers.leave(handler)
+                own._shown_by.pop(handler, None)
+                if (timer := own._timers.pop(handler, None)) is not None:
+                    timer.cancel()
+
+        return Server(
+            self._respond,
+            request_factory=lambda message, payload, connection, writer, task: web.BaseRequest(
+                message, payload, connection, writer, task, self._loop, client_max_size=self._limits.body_bytes
+            ),
+            handler_cancellation=True,
+            access_log=None,
+            keepalive_timeout=self._limits.idle_seconds,
+            logger=_garbled,
+        )
 
     async def _respond(self, request: web.BaseRequest) -> web.StreamResponse:
         if (task := asyncio.current_task()) is not None:
@@ -270,7 +284,10 @@ class HttpServer:
             task.add_done_callback(self._requests.discard)
         if (request.method, request.path) == ("GET", roost_proof.PATH):
             return self._prove(request)
-        route = self._find_route(request.method, request.path)
+        if (route := self._routes.get((request.method, request.path))) is None:
+            # A route that ends with `/*` answers all paths below it.
+            below = [key for key in self._routes if key[0] == request.method and key[1].endswith("/*")]
+            route = next((self._routes[key] for key in below if request.path.startswith(key[1][:-1])), None)
         given = request.headers.get("Authorization", "").encode(errors="replace")
         is_member = hmac.compare_digest(given, self._shown_by.get(request.protocol, self._shown_by_all))
         is_member |= hmac.compare_digest(given, self._shown_by_all)
@@ -293,14 +310,6 @@ class HttpServer:
         finally:
             if not is_member and request.transport is not None:
                 self._strangers.arrive(request.protocol, request.transport.abort)
-
-    def _find_route(self, method: str, path: str) -> Route | None:
-        """Return what answers a path; a route that ends with `/*` answers all paths below it."""
-        if (route := self._routes.get((method, path))) is not None:
-            return route
-        below = ((one, target[:-1]) for one, target in self._routes if target.endswith("/*"))
-        found = next((f"{start}*" for one, start in below if one == method and path.startswith(start)), "")
-        return self._routes.get((method, found))
 
     def _prove(self, request: web.BaseRequest) -> web.Response:
         """Prove to a client that this server knows the secret, and note what the client then proves itself with."""
@@ -370,42 +379,6 @@ class HttpServer:
             return error_response(500, f"{type(error).__name__}: {error}")
         finally:
             self._budget.give(size)
-
-
-class _Server(web.Server):
-    """aiohttp's server of connections, which says when one begins and ends."""
-
-    def __init__(
-        self,
-        respond: Handler,
-        arrive: Callable[[web.RequestHandler, asyncio.Transport], None],
-        leave: Callable[[web.RequestHandler], None],
-        most_bytes: int,
-        idle_seconds: float,
-    ) -> None:
-        super().__init__(
-            respond,
-            request_factory=partial(_make_request, most_bytes),
-            handler_cancellation=True,
-            access_log=None,
-            keepalive_timeout=idle_seconds,
-            logger=_garbled,
-        )
-        self._arrive = arrive
-        self._leave = leave
-
-    def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
-        super().connection_made(handler, transport)
-        self._arrive(handler, transport)
-
-    def connection_lost(self, handler: web.RequestHandler, exc: BaseException | None = None) -> None:
-        super().connection_lost(handler, exc)
-        self._leave(handler)
-
-
-def _make_request(most_bytes: int, message: Any, payload: Any, connection: Any, writer: Any, task: Any) -> Any:
-    loop = asyncio.get_running_loop()
-    return web.BaseRequest(message, payload, connection, writer, task, loop, client_max_size=most_bytes)
 
 
 class _ByteBudget:
