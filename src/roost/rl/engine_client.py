@@ -227,12 +227,24 @@ class _ProvingConnector(aiohttp.TCPConnector):
         return connection
 
 
+class _ProofProtocol(asyncio.StreamReaderProtocol):
+    """Reads a proof in the place of aiohttp, which waits for the end of each connection when it closes them."""
+
+    def __init__(self, reader: asyncio.StreamReader, owner: asyncio.BaseProtocol) -> None:
+        super().__init__(reader)
+        self._owner = owner
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._owner.connection_lost(exc)
+
+
 async def _ask_for_proof(transport: asyncio.Transport, host: str, secret: str) -> str:
     """Return what may be shown on a new connection; ValueError or EOFError if the other end proves nothing."""
     nonce, owner = roost_proof.new_nonce(), transport.get_protocol()
     # aiohttp reads the answers of its own requests only.
     reader = asyncio.StreamReader(limit=roost_proof.MOST_BYTES)
-    transport.set_protocol(asyncio.StreamReaderProtocol(reader))
+    transport.set_protocol(_ProofProtocol(reader, owner))
     head = f"GET {roost_proof.PATH} HTTP/1.1\r\nHost: {host}\r\n{roost_proof.NONCE}: {nonce}\r\n\r\n"
     transport.write(head.encode())
     first, *lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower().split("\r\n")

@@ -360,3 +360,27 @@ def test_a_member_keeps_its_connection_while_strangers_come_and_go(engine, route
         assert waiting.result(LONG)[0] == 200
         for one in strangers:
             one.close()
+
+
+@pytest.mark.parametrize("is_checked", [False, True], ids=["a check", "a request"])
+def test_a_router_can_stop_while_an_engine_is_proving_itself(engine, router, aside, is_checked):
+    asked, may_go = threading.Event(), threading.Event()
+
+    def hesitate(handler):
+        if is_checked and not odd.proofs:
+            OddEngine.prove(handler)
+            return
+        asked.set()
+        may_go.wait(LONG)
+        handler.close_connection = True
+
+    odd = engine(OddEngine(on_proof=hesitate))
+    behind = router(odd, is_waiting=is_checked, check_timeout=LONG, check_seconds=LONG)
+    answer = aside.submit(generate, behind, PROMPT) if is_checked else None
+    try:
+        assert asked.wait(LONG)
+        behind.stop(0)
+        assert not behind._server._thread.is_alive()
+        assert answer is None or answer.result(LONG)[0] == 503
+    finally:
+        may_go.set()
