@@ -680,6 +680,21 @@ def test_a_receiver_without_descriptors_gets_buffers_through_the_socket(caplog):
     pair.close()
 
 
+def test_a_piece_of_a_tensor_whose_connection_broke_before_it_was_written_is_done_when_it_has_arrived():
+    pair = Pair(is_near=True)
+    meet(pair)
+    peer, content = pair.one.endpoint.peers["b:0"], bytes(1 << 20)
+    shared = peer.share(content, len(content))
+    with held_up(pair.two):
+        reset(peer.connection)
+        wait_until(lambda: not peer.is_open, "the break is noticed")
+        sent = peer.send(Kind.MESSAGE, buffers=[shared], late=lambda: "b:0 has not taken it")
+        assert not sent.done()
+    assert pair.two.receive("a:0").wait(30) == content
+    sent.wait(30)
+    pair.close()
+
+
 class Full:
     """A socket of a process whose table of descriptors is full."""
 

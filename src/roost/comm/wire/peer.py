@@ -217,7 +217,7 @@ class Peer:
         self._kept.append(kept)
         if handle is None and late is not None:
             handle = Handle(self.loop, late=late)
-        if handle is not None and not is_caller_free:
+        if handle is not None and (connection is None or not is_caller_free):
             kept.handle = handle
         if connection is not None:
             self._write(kept, connection)
