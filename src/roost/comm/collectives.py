@@ -109,23 +109,18 @@ def make_process_group(
     try:
         store = distributed.TCPStore(place.address, place.port, len(members), rank == 0, left, wait_for_workers=False)
         with waiting(lambda: "the other members of a process group"):
-            _meet(store, members, rank, deadline)
+            store.set(f"here/{rank}", str(os.getpid()))
+            missing = list(range(len(members)))
+            while missing := [one for one in missing if not store.check([f"here/{one}"])]:
+                if time.monotonic() > deadline:
+                    raise with_meanwhile(_late(members, rank, missing))
+                time.sleep(_POLL_SECONDS)
     except distributed.DistError as error:
         if rank == 0:
             raise
         # The first member has not come: all meet at its store.
         raise _late(members, rank, [0]) from error
     return new_group(backend, store, rank, len(members), label, options)
-
-
-def _meet(store: Any, members: Sequence[str], rank: int, deadline: float) -> None:
-    """Wait until every member is there."""
-    store.set(f"here/{rank}", str(os.getpid()))
-    missing = list(range(len(members)))
-    while missing := [one for one in missing if not store.check([f"here/{one}"])]:
-        if time.monotonic() > deadline:
-            raise with_meanwhile(_late(members, rank, missing))
-        time.sleep(_POLL_SECONDS)
 
 
 def _late(members: Sequence[str], rank: int, missing: Sequence[int]) -> CallTimedOut:

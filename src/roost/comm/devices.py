@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any
 
 from roost.comm.limits import LOCK_POLL_SECONDS, LOCK_SAY_SECONDS
 from roost.comm.process import job_context
@@ -42,11 +41,6 @@ def torch_device_type(placement: Placement) -> str:
         if module is not None and module.is_available():
             return name
     return "cpu"
-
-
-def torch_platform(placement: Placement) -> Any:
-    """Return torch's module for that kind, such as `torch.cuda`."""
-    return getattr(importlib.import_module("torch"), torch_device_type(placement))
 
 
 class DeviceLock:

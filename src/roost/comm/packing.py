@@ -14,7 +14,7 @@ from roost.errors import ConfigError
 from roost.text import shorten
 
 if TYPE_CHECKING:
-    from roost.comm.move.loans import Lending, Loan
+    from roost.comm.move.loans import Lending
 
 _OUT_OF_BAND = 1 << 13
 """Smaller buffers are copied into the pickle."""
@@ -119,34 +119,30 @@ class _TensorPickler(pickle.Pickler):
             return NotImplemented
         if thing.layout is not torch.strided or thing.device.type not in ("cpu", "cuda") or thing.is_quantized:
             return NotImplemented
-        is_parameter = type(thing) is torch.nn.Parameter
+        content: Any
         if thing.is_cuda and self._lending is not None:
-            return _borrow_tensor, (self._lending.lend(thing), thing.requires_grad, is_parameter)
-        plain = thing.detach().cpu().contiguous()
-        buffer = pickle.PickleBuffer(bytes_of(plain).numpy())
-        name = str(thing.dtype).removeprefix("torch.")
-        return _make_tensor, (buffer, name, tuple(thing.shape), thing.is_cuda, thing.requires_grad, is_parameter)
+            content = self._lending.lend(thing)
+        else:
+            content = pickle.PickleBuffer(bytes_of(thing.detach().cpu().contiguous()).numpy())
+        name, is_parameter = str(thing.dtype).removeprefix("torch."), type(thing) is torch.nn.Parameter
+        return _make_tensor, (content, name, tuple(thing.shape), thing.is_cuda, thing.requires_grad, is_parameter)
 
 
 def _make_tensor(
-    buffer: Any, dtype: str, shape: tuple[int, ...], was_on_device: bool, requires_grad: bool, is_parameter: bool
+    content: Any, dtype: str, shape: tuple[int, ...], was_on_device: bool, requires_grad: bool, is_parameter: bool
 ) -> Any:
+    """Make a tensor from its bytes, or fetch one that was lent."""
     import torch
 
-    # Small ones arrive inside the pickle, where they cannot be written to.
-    tensor = wrap(bytearray(buffer) if memoryview(buffer).readonly else buffer, dtype, shape)
-    if was_on_device and torch.cuda.is_available():
-        tensor = tensor.cuda()
-    return _finish_tensor(tensor, requires_grad, is_parameter)
+    from roost.comm.move.loans import Loan, fetch_tensor
 
-
-def _borrow_tensor(loan: Loan, requires_grad: bool, is_parameter: bool) -> Any:
-    from roost.comm.move.loans import fetch_tensor
-
-    return _finish_tensor(fetch_tensor(loan), requires_grad, is_parameter)
-
-
-def _finish_tensor(tensor: Any, requires_grad: bool, is_parameter: bool) -> Any:
+    if isinstance(content, Loan):
+        tensor = fetch_tensor(content)
+    else:
+        # Small ones arrive inside the pickle, where they cannot be written to.
+        tensor = wrap(bytearray(content) if memoryview(content).readonly else content, dtype, shape)
+        if was_on_device and torch.cuda.is_available():
+            tensor = tensor.cuda()
     if is_parameter:
-        return sys.modules["torch"].nn.Parameter(tensor, requires_grad=requires_grad)
+        return torch.nn.Parameter(tensor, requires_grad=requires_grad)
     return tensor.requires_grad_(requires_grad) if requires_grad else tensor

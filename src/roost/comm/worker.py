@@ -7,12 +7,12 @@ class Actor(Worker):
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from roost.comm.mailbox import addresses_of, source_of
 from roost.comm.options import CollectiveGroupOptions, check_options
-from roost.placement.placement import Placement
 from roost.runtime.process.identity import WorkerIdentity, alone, current_identity
 from roost.runtime.worker import PlacedWorker, current_worker, fact, process_fact
 
@@ -34,14 +34,12 @@ class TalkingWorker:
         """Torch's name for the accelerators that it sees here: `cuda`, `npu`, `xpu`; `cpu` if it sees none."""
         from roost.comm.devices import torch_device_type  # torch loads when it is used
 
-        return torch_device_type(_process_placement())
+        return torch_device_type((current_identity() or alone("worker")).placement)
 
     @process_fact
     def torch_platform(self) -> Any:
         """The module of torch for them, such as `torch.cuda`: `Worker.torch_platform.synchronize()`."""
-        from roost.comm.devices import torch_platform  # likewise
-
-        return torch_platform(_process_placement())
+        return getattr(importlib.import_module("torch"), self.torch_device_type)
 
     @fact
     def device_lock(self) -> DeviceLock:
@@ -215,7 +213,3 @@ class Worker(PlacedWorker, TalkingWorker):
         """The worker of this process, for code that does not get it passed; None where there is none."""
         found: Worker | None = current_worker()
         return found
-
-
-def _process_placement() -> Placement:
-    return (current_identity() or alone("worker")).placement

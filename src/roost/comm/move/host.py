@@ -78,7 +78,15 @@ class HostMover:
         descriptor, offset = shared
         mapped = self._maps.get(descriptor)
         if mapped is None:
-            mapped = self._maps[descriptor] = self._map(descriptor)
+            # The same user may open what another process has open; a process that ended has nothing.
+            try:
+                opened = os.open(f"/proc/{self._pid}/fd/{descriptor}", os.O_RDWR)
+            except OSError:
+                raise WorkerDied(f"{self._owner} has ended") from None
+            try:
+                mapped = self._maps[descriptor] = mmap.mmap(opened, 0)
+            finally:
+                os.close(opened)
         size = SIZES[array.dtype]
         flat = torch.frombuffer(mapped, dtype=torch.uint8)
         flat = flat[offset : offset + (len(mapped) - offset) // size * size].view(getattr(torch, array.dtype))
@@ -95,17 +103,6 @@ class HostMover:
 
     def close(self) -> None:
         self._maps.clear()
-
-    def _map(self, descriptor: int) -> Any:
-        # The same user may open what another process has open; a process that ended has nothing.
-        try:
-            opened = os.open(f"/proc/{self._pid}/fd/{descriptor}", os.O_RDWR)
-        except OSError:
-            raise WorkerDied(f"{self._owner} has ended") from None
-        try:
-            return mmap.mmap(opened, 0)
-        finally:
-            os.close(opened)
 
 
 @functools.cache

@@ -36,7 +36,17 @@ class Memory:
     def __init__(self, size: int, fd: int) -> None:
         self.size = size
         self.fd = fd
-        self.map = _map(size, fd)
+        # Python's own `mmap` would keep a second descriptor for each, which before Python 3.13 cannot be helped.
+        libc = standard_library()
+        flags = mmap.MAP_SHARED if fd >= 0 else mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        address = libc.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, 0)
+        if address in (None, _FAILED):
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+        mapped = (ctypes.c_ubyte * size).from_address(address)
+        # It is unmapped when nothing looks at it any more.
+        weakref.finalize(mapped, libc.munmap, address, size).atexit = False
+        self.map = memoryview(mapped).cast("B")
 
     def borrow(self, size: int, give_back: Callable[[], None]) -> tuple[memoryview, weakref.finalize[Any, Any]]:
         """Return its first bytes, and what calls `give_back` when no object uses them any more, in any thread."""
@@ -109,22 +119,6 @@ class Pool:
 def copy(source: Any, target: Any, size: int) -> None:
     """Copy bytes from one buffer to another; other threads run meanwhile."""
     np.copyto(np.frombuffer(target, np.uint8, size), np.frombuffer(source, np.uint8, size))
-
-
-def _map(size: int, fd: int) -> memoryview:
-    """Map a shared file, or private memory; it is unmapped when nothing looks at it any more.
-
-    Python's own `mmap` would keep a second descriptor for each, which before Python 3.13 cannot be helped.
-    """
-    libc = standard_library()
-    flags = mmap.MAP_SHARED if fd >= 0 else mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    address = libc.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, 0)
-    if address in (None, _FAILED):
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
-    mapped = (ctypes.c_ubyte * size).from_address(address)
-    weakref.finalize(mapped, libc.munmap, address, size).atexit = False
-    return memoryview(mapped).cast("B")
 
 
 @functools.cache

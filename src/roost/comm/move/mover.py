@@ -114,11 +114,16 @@ class RemoteMemory:
         """Return what is known of these arrays, to choose a route by."""
         arrays = [self.offer.arrays[name] for name in names]
         devices = {array.device for array in arrays}
+        closed = ""
+        for array in arrays:
+            if not closed and 0 not in array.shape:
+                mover = self._mover_of(array)
+                closed = "no mover knows its memory" if mover is None else mover.why_not(array)
         return End(
             process=self.owner,
             node=self.offer.node,
             memory=devices.pop() if len(devices) == 1 else "",
-            closed=next((why for array in arrays if (why := self._why_not(array))), ""),
+            closed=closed,
             can_group=self.offer.can_group,
         )
 
@@ -143,12 +148,6 @@ class RemoteMemory:
         """Let go of all of it until it is used again."""
         for mover in self._movers:
             mover.close()
-
-    def _why_not(self, array: RemoteArray) -> str:
-        mover = self._mover_of(array)
-        if 0 in array.shape:
-            return ""
-        return "no mover knows its memory" if mover is None else mover.why_not(array)
 
     def _mover_of(self, array: RemoteArray) -> Mover | None:
         return next((mover for mover in self._movers if mover.name in array.places), None)

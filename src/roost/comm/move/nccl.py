@@ -85,21 +85,23 @@ class Pairs:
 
     def send(self, receiver: PeerInfo, place: bytes, tensor: Any) -> None:
         """Send a tensor to a process that waits for it there, from a thread of its own."""
+
+        def send() -> None:
+            try:
+                group = self._to.get((receiver, place))
+                if group is None:
+                    host, port = place.decode().split()
+                    store = _store(host, int(port), is_host=False)
+                    label = f"{self._own.instance} to {receiver.instance}"
+                    group = self._to[receiver, place] = new_group(self._backend, store, 0, 2, label, None, _LIMIT)
+                group.send([tensor], 1, 0).wait()
+            except Exception as error:
+                self.refuse(receiver, error)
+
         with self._lock:
             if self._sender is None:
                 self._sender = ThreadPoolExecutor(1, thread_name_prefix="roost-pairs")
-        self._sender.submit(self._send, receiver, place, tensor)
-
-    def _send(self, receiver: PeerInfo, place: bytes, tensor: Any) -> None:
-        try:
-            group = self._to.get((receiver, place))
-            if group is None:
-                host, port = place.decode().split()
-                store, label = _store(host, int(port), is_host=False), f"{self._own.instance} to {receiver.instance}"
-                group = self._to[receiver, place] = new_group(self._backend, store, 0, 2, label, None, _LIMIT)
-            group.send([tensor], 1, 0).wait()
-        except Exception as error:
-            self.refuse(receiver, error)
+        self._sender.submit(send)
 
     def refuse(self, peer: PeerInfo, error: BaseException) -> None:
         """Exchange nothing with a process in this way any more."""
@@ -157,19 +159,14 @@ def new_group(
     known = inspect.signature(make).parameters
     given: dict[str, Any] = {"group_name": label, "timeout": limit or inner.default_pg_timeout}
     if backend == "nccl":
-        given["backend_options" if "backend_options" in known else "pg_options"] = _nccl_options(options)
-    made, _ = make(size, rank, [], inner.Backend(backend), inner.PrefixStore(label, store), **given)
-    inner._world.pg_group_ranks[made] = {rank: rank for rank in range(size)}
-    return made
-
-
-def _nccl_options(options: CollectiveGroupOptions | None) -> Any:
-    chosen = options or CollectiveGroupOptions()
-    distributed = importlib.import_module("torch.distributed")
-    made = distributed.ProcessGroupNCCL.Options(is_high_priority_stream=chosen.is_high_priority_stream)
-    for ours, theirs in (("max_ctas", chosen.accel_max_ctas), ("min_ctas", chosen.accel_min_ctas)):
-        if theirs is not None:
-            setattr(made.config, ours, theirs)
-    if chosen.accel_cluster_size is not None:
-        made.config.cga_cluster_size = chosen.accel_cluster_size
-    return made
+        chosen = options or CollectiveGroupOptions()
+        distributed = importlib.import_module("torch.distributed")
+        made = distributed.ProcessGroupNCCL.Options(is_high_priority_stream=chosen.is_high_priority_stream)
+        for theirs, ours in (("max_ctas", "max_ctas"), ("min_ctas", "min_ctas"), ("cga_cluster_size", "cluster_size")):
+            value = getattr(chosen, f"accel_{ours}")
+            if value is not None:
+                setattr(made.config, theirs, value)
+        given["backend_options" if "backend_options" in known else "pg_options"] = made
+    group, _ = make(size, rank, [], inner.Backend(backend), inner.PrefixStore(label, store), **given)
+    inner._world.pg_group_ranks[group] = {rank: rank for rank in range(size)}
+    return group
