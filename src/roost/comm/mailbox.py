@@ -6,7 +6,7 @@ No sockets, no clock. Whoever holds the endpoint's lock may call it.
 from __future__ import annotations
 
 import itertools
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -55,16 +55,6 @@ class Receive:
         return self.source == ANY or self.source.rpartition(":")[0] == source.rpartition(":")[0]
 
 
-class _Box:
-    """What one source sent under one tag, and what waits for it: one of both is empty."""
-
-    __slots__ = ("messages", "receives")
-
-    def __init__(self) -> None:
-        self.messages: deque[Message] = deque()
-        self.receives: deque[Receive] = deque()
-
-
 class Mailbox:
     """Messages and receives that have not met yet.
 
@@ -75,86 +65,86 @@ class Mailbox:
     """
 
     def __init__(self) -> None:
-        self._boxes: dict[tuple[str, Hashable], _Box] = {}
+        self._messages: dict[tuple[str, Hashable], deque[Message]] = {}
+        """By source and tag: messages that no receive waited for."""
+        self._receives: dict[tuple[str, Hashable], deque[Receive]] = {}
+        """Likewise: receives that wait for one source."""
         self._open: deque[Receive] = deque()
         """Receives from more than one source."""
         self._order = itertools.count(1)
-        self._bytes: dict[tuple[str, str], int] = {}
+        self._bytes: Counter[tuple[str, str]] = Counter()
 
     def deliver(self, message: Message) -> Receive | None:
         """Take a message in, or one back that was not received after all; returns the receive that gets it."""
         is_back = message.order > 0
         if not is_back:
             message.order = next(self._order)
-        box = self._boxes.get((message.source, message.tag))
-        if box is not None and box.receives:
-            receive = box.receives.popleft()
-            if not box.receives:
-                del self._boxes[message.source, message.tag]
+        key = message.source, message.tag
+        if key in self._receives:
+            receive = self._receives[key].popleft()
+            if not self._receives[key]:
+                del self._receives[key]
             return receive
         for receive in self._open:
             if receive.takes(message):
                 self._open.remove(receive)
                 return receive
-        messages = self._boxes.setdefault((message.source, message.tag), _Box()).messages
+        messages = self._messages.setdefault(key, deque())
         if is_back:
             messages.appendleft(message)
         else:
             messages.append(message)
-        self._count(message, message.size)
+        self._bytes[message.source, message.instance] += message.size
         return None
 
     def post(self, receive: Receive) -> Message | None:
         """Take a receive in; returns the message that it gets, if one is here."""
-        if not receive.source.endswith(ANY):
-            key = receive.source, receive.tag
-            box = self._boxes.get(key)
-            if box is None:
-                box = self._boxes[key] = _Box()
-            if not box.messages:
-                box.receives.append(receive)
-                return None
-            found = box.messages.popleft()
-        else:
-            firsts = [box.messages[0] for box in self._boxes.values() if box.messages]
-            fitting = [message for message in firsts if receive.takes(message)]
-            if not fitting:
+        key = receive.source, receive.tag
+        if receive.source.endswith(ANY):
+            fitting = [messages[0] for messages in self._messages.values() if receive.takes(messages[0])]
+            found = min(fitting, key=lambda message: message.order, default=None)
+            if found is None:
                 self._open.append(receive)
                 return None
-            found = min(fitting, key=lambda message: message.order)
-            self._boxes[found.source, found.tag].messages.popleft()
-        self._free(found.source, found.tag)
-        self._count(found, -found.size)
+        elif key in self._messages:
+            found = self._messages[key][0]
+        else:
+            self._receives.setdefault(key, deque()).append(receive)
+            return None
+        self.remove(found)
         return found
 
     def remove(self, message: Message) -> None:
-        """Forget a message that will never be complete."""
-        box = self._boxes.get((message.source, message.tag))
-        if box is not None and message in box.messages:
-            box.messages.remove(message)
-            self._count(message, -message.size)
-            self._free(message.source, message.tag)
+        """Take a message out, if it is here."""
+        key, sender = (message.source, message.tag), (message.source, message.instance)
+        messages = self._messages.get(key)
+        if messages is not None and message in messages:
+            messages.remove(message)
+            if not messages:
+                del self._messages[key]
+            self._bytes[sender] -= message.size
+            if not self._bytes[sender]:
+                del self._bytes[sender]
 
     def withdraw(self, receive: Receive) -> bool:
         """Take a receive back; False if it has got its message."""
-        box = self._boxes.get((receive.source, receive.tag))
-        for receives in (self._open, *([box.receives] if box else ())):
-            if receive in receives:
-                receives.remove(receive)
-                self._free(receive.source, receive.tag)
-                return True
-        return False
+        key = receive.source, receive.tag
+        receives = self._open if receive.source.endswith(ANY) else self._receives.get(key)
+        if receives is None or receive not in receives:
+            return False
+        receives.remove(receive)
+        if not receives:
+            self._receives.pop(key, None)
+        return True
 
     def withdraw_from(self, source: str) -> list[Receive]:
         """Take back all receives that wait for one source."""
-        found = [receive for (name, _), box in self._boxes.items() if name == source for receive in box.receives]
-        for receive in found:
-            self.withdraw(receive)
-        return found
+        keys = [key for key in self._receives if key[0] == source]
+        return [receive for key in keys for receive in self._receives.pop(key)]
 
     def is_waiting_for(self, source: str) -> bool:
         """Whether a receive waits for this source."""
-        return any(box.receives for (name, _), box in self._boxes.items() if name == source) or any(
+        return any(name == source for name, _ in self._receives) or any(
             receive.is_from(source) for receive in self._open
         )
 
@@ -164,21 +154,7 @@ class Mailbox:
 
     def receives(self) -> Iterator[Receive]:
         """All receives that wait."""
-        for box in self._boxes.values():
-            yield from box.receives
-        yield from self._open
-
-    def _count(self, message: Message, size: int) -> None:
-        key = message.source, message.instance
-        self._bytes[key] = self._bytes.get(key, 0) + size
-        if not self._bytes[key]:
-            del self._bytes[key]
-
-    def _free(self, source: str, tag: Hashable) -> None:
-        """Forget a box that is empty."""
-        box = self._boxes.get((source, tag))
-        if box is not None and not box.messages and not box.receives:
-            del self._boxes[source, tag]
+        return itertools.chain(*self._receives.values(), self._open)
 
 
 def addresses_of(group: Any, ranks: Any) -> list[str]:

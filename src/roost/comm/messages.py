@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from roost.comm.mailbox import ANY, Mailbox, Message, Receive
-from roost.comm.move.arrays import Buffer, as_buffer, is_on_device
+from roost.comm.move.arrays import Buffer, as_buffer, is_on_device, wrap
 from roost.comm.move.loans import Lending, Loan, Loans, fetch_into, fetched, lending, settle
 from roost.comm.move.memory import copy
 from roost.comm.packing import pack, unpack
@@ -20,7 +20,7 @@ from roost.comm.wire.connection import SHARED_FROM, Connection, Frame, Kind, Pee
 from roost.comm.wire.endpoint import ENDED, Endpoint
 from roost.comm.wire.loop import Handle, all_of, check_timeout, is_from_handler
 from roost.comm.wire.peer import Peer
-from roost.errors import CallTimedOut, ClusterError, ConfigError, RoostError, WorkerFailed
+from roost.errors import ClusterError, ConfigError, RoostError, WorkerFailed
 from roost.runtime.failures.meanwhile import with_meanwhile
 from roost.runtime.process.addresses import WorkerAddress
 from roost.text import shorten
@@ -45,7 +45,7 @@ class _Tensor:
     dtype: str
     shape: tuple[int, ...]
     missing: int
-    message: Message | None = None
+    message: Message
     receive: Receive | None = None
     target: Buffer | None = None
     """Where it goes; until that is known, or if it does not fit there, the chunks are kept."""
@@ -59,7 +59,8 @@ class _Received(Handle[Any]):
 
     __slots__ = ("__weakref__", "_messages", "receive")
 
-    def __init__(self, messages: Messages, source: str, tag: Hashable, target: Buffer | None) -> None:
+    def __init__(self, messages: Messages, source: str, tag: Hashable, into: Any) -> None:
+        target = None if into is None else as_buffer(into, "recv_tensor", is_target=True)
         if tag is not None:
             _is_plain(tag)
         super().__init__(messages.endpoint.loop, functools.partial(_open, source, target))
@@ -76,42 +77,45 @@ class _Received(Handle[Any]):
             return "any worker"
         return f"any worker of {source.removesuffix(':' + ANY)!r}" if source.endswith(ANY) else source
 
-    def timed_out(self, timeout: float | None) -> CallTimedOut:
-        own = self._messages.endpoint.own.address
-        return CallTimedOut(f"{own} has got no message from {self.waits_for()} after {timeout or 0:g} s")
+    def missing(self) -> str:
+        return f"{self._messages.endpoint.own.address} has got no message from {self.waits_for()}"
 
     def give_up(self) -> None:
         """Let the next receive have the message, unless the caller has got it, or an error."""
-        if not self._is_taken():
-            self._loop.do(self._give_up)
 
-    def _give_up(self) -> None:
-        # Once: it is not done again when the handle is dropped.
-        self._open = None
-        if not self._messages.withdraw(self.receive):
-            # The thread that has read the message may be about to hand it over.
-            self.on_done(lambda: self._messages.put_back(self._value))
+        def withdraw() -> None:
+            # Once: it is not done again when the handle is dropped.
+            self._open = None
+            if not self._messages.withdraw(self.receive):
+                # The thread that has read the message may be about to hand it over.
+                self.on_done(lambda: self._messages.put_back(self._value))
+
+        if not self._is_taken():
+            self._loop.do(withdraw)
 
     def open(self) -> Any:
         """Return what arrived to the caller of this receive, or raise its error; interrupted, it can be given up."""
-        if self._error is not None:
-            raise self._error
+        if self.error is not None:
+            raise self.error
         receive = self.receive
         try:
             value = _open(receive.source, receive.target, self._value)
         except RoostError as error:
-            self._error = error
+            self.error = error
             raise
         # From here to the end of `recv` nothing is called, and so nothing is interrupted.
         self._open = None
         return value
 
     def _is_taken(self) -> bool:
-        return self.is_done and (self._open is None or self._error is not None)
+        return self.is_done and (self._open is None or self.error is not None)
 
 
 class _Later(_Received):
-    """A receive whose caller has the handle: dropping it gives it up."""
+    """A receive whose caller has the handle: dropping it gives it up.
+
+    Only these have a finalizer, which swallows what a handler of a signal raises in it.
+    """
 
     __slots__ = ()
 
@@ -162,7 +166,7 @@ class Messages:
         self._sent.complete(None)
         endpoint.on_message = self._take
         endpoint.on_end.append(self._fail)
-        endpoint.on_close.append(self._close)
+        endpoint.on_close.append(lambda: self._fail(None, ClusterError(ENDED)))
         Loans(endpoint)
         endpoint.open()
 
@@ -226,9 +230,8 @@ class Messages:
         envelope, receipt = self._label(to, tag, (size, source.dtype, source.shape))
         sender = _Sender(self.endpoint.loop, late=lambda: f"{to} has not taken a tensor")
         peer = sender.peer = self.endpoint.peer(to)
-        peer.fail_at_end(sender)
         self.endpoint.loop.do(
-            lambda: peer.when_open(lambda: self._send_chunks(peer, source, number, envelope, sender), sender.fail)
+            lambda: peer.when_open(lambda: self._send_chunks(peer, source, number, envelope, sender), sender)
         )
         return self._confirmed(sender, receipt)
 
@@ -270,14 +273,14 @@ class Messages:
 
     def receive(self, source: str, tag: Hashable = None, into: Any = None) -> Handle[Any]:
         """Receive the next message of a source, as a handle."""
-        handle = _Later(self, source, tag, _target(into))
+        handle = _Later(self, source, tag, into)
         self.endpoint.loop.do(lambda: self._post(handle))
         return handle
 
     def wait_for_next(self, source: str, tag: Hashable, into: Any, timeout: float | None) -> Any:
         """Receive the next message of a source, and wait for it: what has not arrived by then is for the next."""
         seconds = check_timeout(timeout)
-        handle, loop = _Received(self, source, tag, _target(into)), self.endpoint.loop
+        handle, loop = _Received(self, source, tag, into), self.endpoint.loop
         try:
             may_read = loop.do(lambda: self._post(handle))
             if not handle.is_done and not loop.wait_for(handle, seconds, may_read):
@@ -300,8 +303,12 @@ class Messages:
                 self._direct(message.content, receive)
                 if message.content.missing > 0:
                     message = None
-            if self._holding:
-                self._let_come()
+            for address, peer in list(self._holding.items()):
+                instance = peer.info.instance if peer.info is not None else ""
+                has_room = self.mailbox.size_from(address, instance) <= _MOST_WAITING // 2
+                if has_room or self._is_waiting_for(address):
+                    del self._holding[address]
+                    peer.send(Kind.HOLD, 0)
         if message is not None:
             handle.complete(message)
 
@@ -362,37 +369,37 @@ class Messages:
         info = peer.info
         if info is None:
             return
-        try:
-            waits = self._take_chunk(info, frame) if frame.kind == _TENSOR else self._take_message(info, frame)
-        except _UnreadableTag as error:
-            log.error("%s", error)
-            return
+        if frame.kind == _TENSOR:
+            waits = self._take_chunk(info, frame)
+        else:
+            label = self._read_label(info, frame.envelope) if frame.envelope else (None, False)
+            if label is None:
+                return
+            size = frame.size if frame.buffers else len(frame.data)
+            message = Message(info.address, info.instance, label[0], frame, size)
+            if frame.number:
+                message.loan = info, frame.number
+            with self._lock:
+                receive = self.mailbox.deliver(message)
+            waits = receive is None
+            if receive is not None:
+                self._hand_over(receive, message)
         if waits and self.mailbox.size_from(info.address, info.instance) > _MOST_WAITING:
             with self._lock:
-                if not self._is_waiting_for(info.address):
+                if info.address not in self._holding and not self._is_waiting_for(info.address):
                     self._holding[info.address] = peer
-                    peer.hold(is_holding=True)
+                    peer.send(Kind.HOLD, 1)
 
-    def _take_message(self, peer: PeerInfo, frame: Frame) -> bool:
-        """Take an object; returns whether it waits for a receive."""
-        tag = self._read_label(peer, frame.envelope)[0] if frame.envelope else None
-        size = frame.size if frame.buffers else len(frame.data)
-        message = Message(peer.address, peer.instance, tag, frame, size)
-        if frame.number:
-            message.loan = peer, frame.number
-        with self._lock:
-            receive = self.mailbox.deliver(message)
-        if receive is None:
-            return True
-        self._hand_over(receive, message)
-        return False
+    def _read_label(self, peer: PeerInfo, envelope: bytes) -> tuple[Hashable, Any] | None:
+        """Return the tag of a message and what comes with it; None if the tag cannot be unpickled here.
 
-    def _read_label(self, peer: PeerInfo, envelope: bytes) -> tuple[Hashable, Any]:
-        """Return the tag of a message and what comes with it; the sender waits for news of a tag of its own class."""
+        The sender waits for news of a tag of its own class.
+        """
         if envelope[:1] == b"t":
             plain: tuple[Hashable, Any] = pickle.loads(envelope[1:])  # noqa: S301 - from a member of this job
             return plain
-        found, problem = None, ""
+        found: tuple[Hashable, Any] | None = None
+        problem = ""
         try:
             found = pickle.loads(envelope[9:])  # noqa: S301 - likewise
             hash(found[0])
@@ -404,9 +411,10 @@ class Messages:
         there = self.endpoint.peers.get(peer.address)
         if there is not None:
             there.send(Kind.REPLY, int.from_bytes(envelope[1:9], "little"), problem.encode())
-        if found is None or problem:
-            raise _UnreadableTag(problem)
-        return found[0], found[1]
+        if problem:
+            log.error("%s", problem)
+            return None
+        return found
 
     def _take_chunk(self, peer: PeerInfo, frame: Frame) -> bool:
         """Take a part of a tensor, or all of it; returns whether it waits for a receive."""
@@ -416,9 +424,12 @@ class Messages:
                 if not frame.envelope:
                     # Of a tensor whose tag could not be read.
                     return False
-                tag, (size, dtype, shape) = self._read_label(peer, frame.envelope)
-                tensor = _Tensor(size, dtype, shape, size)
-                tensor.message = Message(peer.address, peer.instance, tag, tensor, size)
+                label = self._read_label(peer, frame.envelope)
+                if label is None:
+                    return False
+                tag, (size, dtype, shape) = label
+                message = Message(peer.address, peer.instance, tag, None, size)
+                tensor = message.content = _Tensor(size, dtype, shape, size, message)
                 if frame.data:
                     tensor.message.loan = peer, frame.number
                 receive = self.mailbox.deliver(tensor.message)
@@ -441,7 +452,7 @@ class Messages:
             if tensor.missing > 0:
                 return tensor.receive is None
             del self._arriving[peer.instance, frame.number]
-        if tensor.receive is not None and tensor.message is not None:
+        if tensor.receive is not None:
             self._hand_over(tensor.receive, tensor.message)
         return tensor.receive is None
 
@@ -458,37 +469,29 @@ class Messages:
     def _is_waiting_for(self, address: str) -> bool:
         """Whether a receive waits for this process, or for the rest of a tensor of it."""
         return self.mailbox.is_waiting_for(address) or any(
-            tensor.receive is not None and tensor.message is not None and tensor.message.source == address
-            for tensor in self._arriving.values()
+            tensor.receive is not None and tensor.message.source == address for tensor in self._arriving.values()
         )
 
-    def _let_come(self) -> None:
-        """Let messages come again that are waited for, or that there is room for."""
-        for address, peer in list(self._holding.items()):
-            instance = peer.info.instance if peer.info is not None else ""
-            if self._is_waiting_for(address) or self.mailbox.size_from(address, instance) <= _MOST_WAITING // 2:
-                del self._holding[address]
-                peer.hold(is_holding=False)
-
-    def _fail(self, peer: Peer, error: Exception) -> None:
-        """Fail what waits for a process that has ended, or that cannot be found."""
-        instance = peer.info.instance if peer.info is not None else None
+    def _fail(self, peer: Peer | None, error: Exception) -> None:
+        """Fail what waits for a process that has ended or cannot be found; without one, all that waits for any."""
         with self._lock:
-            receives = self.mailbox.withdraw_from(peer.address)
-            lost = [self._arriving.pop(key) for key in list(self._arriving) if key[0] == instance]
-            self._holding.pop(peer.address, None)
+            if peer is None:
+                receives = list(self.mailbox.receives())
+                lost = list(self._arriving.values())
+            else:
+                instance = peer.info.instance if peer.info is not None else None
+                receives = self.mailbox.withdraw_from(peer.address)
+                lost = [self._arriving.pop(key) for key in list(self._arriving) if key[0] == instance]
+                self._holding.pop(peer.address, None)
             for tensor in lost:
                 if tensor.receive is not None:
                     receives.append(tensor.receive)
-                elif tensor.message is not None:
+                else:
                     self.mailbox.remove(tensor.message)
-        _fail(receives, error)
-
-    def _close(self) -> None:
-        with self._lock:
-            receives = [*self.mailbox.receives()]
-            receives += [tensor.receive for tensor in self._arriving.values() if tensor.receive is not None]
-        _fail(receives, ClusterError(ENDED))
+        for receive in receives:
+            handle = receive.handle()
+            if handle is not None:
+                handle.fail(error)
 
 
 def _is_plain(tag: Hashable) -> bool:
@@ -504,21 +507,6 @@ def _is_plain(tag: Hashable) -> bool:
     if not is_equal:
         raise ConfigError(f"tag is {shorten(repr(tag), 100)}, which does not equal itself")
     return is_plain
-
-
-def _target(into: Any) -> Buffer | None:
-    return None if into is None else as_buffer(into, "recv_tensor", is_target=True)
-
-
-def _fail(receives: Sequence[Receive], error: Exception) -> None:
-    for receive in receives:
-        handle = receive.handle()
-        if handle is not None:
-            handle.fail(error)
-
-
-class _UnreadableTag(Exception):  # noqa: N818 - what happened
-    """The tag of a message cannot be unpickled here."""
 
 
 def _open(source: str, target: Buffer | None, message: Message) -> Any:
@@ -552,7 +540,8 @@ def _make_value(source: str, target: Buffer | None, message: Message) -> Any:
         if content.loan is not None:
             fetch_into(content.loan, target.as_tensor())
         elif target.on_device is not None:
-            target.move_to_device()
+            # What arrived is in the memory of the host.
+            target.as_tensor().copy_(wrap(target.view, "uint8", (target.nbytes,)))
         value: Any = None
     elif target is not None:
         raise _mismatch(message.source, "send", "recv_tensor")

@@ -19,13 +19,11 @@ from roost.comm.channels.client import LocalClient, PutOperation
 from roost.comm.channels.frames import (
     key_text,
     read_answer,
-    read_get,
     read_key,
-    read_put,
+    read_request,
     write_answer,
-    write_get,
     write_key,
-    write_put,
+    write_request,
 )
 from roost.comm.channels.home import ChannelSettings, Home
 from roost.comm.channels.queues import Answer, Item, Status, Want
@@ -53,8 +51,10 @@ def frame(envelope, data, buffers):
 def test_items_arrive_as_they_were_put_whatever_their_sizes(sizes, weight):
     things = [np.full(size, size % 251, np.uint8) for size in sizes]
     items = [(pack(thing), weight, 1, None) for thing in things]
-    key, put, waits, is_whole = read_put(frame(*write_put(write_key("k"), items, True, False, 7)))
-    assert (key, waits, is_whole) == (write_key("k"), True, False)
+    op, (key, put, waits, is_whole) = read_request(
+        frame(*write_request("put", (write_key("k"), items, True, False, 7)))
+    )
+    assert (op, key, waits, is_whole) == ("put", write_key("k"), True, False)
     assert [(item.weight, item.version) for item in put] == [(weight, 7)] * len(sizes)
     answer = read_answer(frame(*write_answer(Answer("c", 1, Status.DONE, put), True)))
     assert answer.status is Status.DONE
@@ -64,7 +64,7 @@ def test_items_arrive_as_they_were_put_whatever_their_sizes(sizes, weight):
 
 def test_a_request_arrives_as_it_was_asked():
     for want in (Want(), Want(64, 1, ahead=True), Want(9, 0, None, False), Want(target=2.5), Want(min_version=-3)):
-        assert read_get(write_get(write_key("k"), want)) == (write_key("k"), want)
+        assert read_request(frame(*write_request("get", (write_key("k"), want)))) == ("get", (write_key("k"), want))
 
 
 def test_many_objects_are_pickled_as_each_alone():

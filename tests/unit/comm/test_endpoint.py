@@ -836,7 +836,7 @@ def test_thousands_of_strangers_that_say_half_a_greeting_hold_nothing_up(monkeyp
         socks.append(sock)
     pair.one.send("fine", "b:0")
     assert pair.two.receive("a:0").wait(30) == "fine"
-    wait_until(lambda: len(pair.two.endpoint._strangers) <= 64, "the oldest are closed")
+    wait_until(lambda: len(pair.two.endpoint._ungreeted) <= 64, "the oldest are closed")
     assert len(os.listdir("/proc/self/fd")) - before < 300 + 64 + 20
     for sock in socks:
         sock.close()
@@ -912,7 +912,7 @@ def test_two_thousand_strangers_leave_nothing_behind():
         connect(listing, is_local=False).close()
     pair.one.send("fine", "b:0")
     assert pair.two.receive("a:0").wait(60) == "fine"
-    wait_until(lambda: not pair.two.endpoint._strangers, "all of them are closed")
+    wait_until(lambda: not pair.two.endpoint._ungreeted, "all of them are closed")
     assert len(os.listdir("/proc/self/fd")) - before < 20
     pair.close()
 

@@ -65,7 +65,8 @@ class MailboxMachine(RuleBasedStateMachine):
                 receive.takes(Message(source, "1", receive.tag, 0, 0)) for receive in self.receives
             )
         if not self.messages and not self.receives:
-            assert not self.mailbox._boxes
+            assert not self.mailbox._messages
+            assert not self.mailbox._receives
 
 
 TestMailbox = MailboxMachine.TestCase

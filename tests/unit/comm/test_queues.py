@@ -326,12 +326,12 @@ def test_a_key_is_freed_when_it_is_empty_and_unused():
     queues = Queues(maxsize=1)
     queues.put("p", 1, "k", things("a"))
     queues.get("c", 2, "k", ONE)
-    assert "k" in queues
+    assert "k" in queues._lines
     queues.acknowledge("c", 2)
-    assert "k" not in queues
+    assert "k" not in queues._lines
     queues.get("c", 3, "k", ONE)
     assert said(queues.cancel("c", 3)) == [("c", 3, "cancelled")]
-    assert "k" not in queues
+    assert "k" not in queues._lines
     # Its counts are kept.
     (kept,) = queues.stats()["keys"].values()
     assert (kept["depth"], kept["puts"], kept["gets"]) == (0, 1, 1)

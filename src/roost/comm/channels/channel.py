@@ -20,14 +20,13 @@ from typing import TYPE_CHECKING, Any
 
 from roost.comm.channels.client import (
     Ahead,
-    AheadOperation,
     Arrival,
     Client,
-    GetOperation,
     LocalClient,
     PutOperation,
     open_one,
     take_all,
+    take_back,
     take_one,
 )
 from roost.comm.channels.frames import Op, Packed, write_key
@@ -230,7 +229,7 @@ class Channel:
         identity = worker._identity if worker is not None else None
         found = cls(name, ChannelSettings(maxsize=0, max_bytes=0, distributed=False, nodes=(0,)), identity)
         found._connect()
-        found._settings = found._clients[0].ask(Op.DESCRIBE).wait(seconds)
+        found._settings = found._clients[0].ask("describe").wait(seconds)
         # The next use connects to all of them.
         found._endpoint = None
         return found
@@ -324,12 +323,17 @@ class Channel:
         _check_version(version)
         batches: list[list[Packed]] = []
         size = 0
-        for packed in client.pack_many(things, weights):
-            if not batches or (not whole and (size >= _BATCH_BYTES or len(batches[-1]) >= _BATCH_ITEMS)):
-                batches.append([])
-                size = 0
-            batches[-1].append(packed)
-            size += packed[2]
+        try:
+            for packed in client.pack_many(things, weights):
+                if not batches or (not whole and (size >= _BATCH_BYTES or len(batches[-1]) >= _BATCH_ITEMS)):
+                    batches.append([])
+                    size = 0
+                batches[-1].append(packed)
+                size += packed[2]
+        except BaseException:
+            for batch in batches:
+                take_back(batch)
+            raise
         puts = [PutOperation(client, place, batch, version, is_whole=whole) for batch in batches]
         return client.put(puts, async_op, timeout)
 
@@ -433,11 +437,11 @@ class Channel:
 
         The homes end with the Cluster, or at the end of a `with` block around the channel.
         """
-        self._ask(self._connected(), timeout, Op.CLOSE)
+        self._ask("close", timeout)
 
     def stats(self, *, timeout: float | None = None) -> dict[str, Any]:
         """Return for each key its depth, bytes, counts and who waits, and the rates of the last ten seconds."""
-        homes = self._ask(self._connected(), timeout, Op.STATS)
+        homes = self._ask("stats", timeout)
         keys: dict[str, Any] = {}
         for home in homes:
             keys |= home["keys"]
@@ -503,11 +507,6 @@ class Channel:
             self._places[key] = found
         return found
 
-    def _connected(self) -> Sequence[Client]:
-        """Return what asks each of the homes."""
-        self._place(DEFAULT_KEY)
-        return self._clients
-
     def _connect(self) -> None:
         with self._lock:
             endpoint = process_messages(self._identity).endpoint
@@ -517,15 +516,16 @@ class Channel:
             self._endpoint = endpoint
 
     def _depth(self, key: Hashable, timeout: float | None) -> tuple[int, bool]:
+        """Return how many items a key has, and whether a put would have to wait."""
         client, place = self._place(key)
-        found: list[tuple[int, bool]] = self._ask((client,), timeout, Op.DEPTH, place)
+        found: list[tuple[int, bool]] = self._ask("depth", timeout, place, clients=(client,))
         return found[0]
 
-    @staticmethod
-    def _ask(clients: Sequence[Client], timeout: float | None, op: Op, *arguments: Any) -> list[Any]:
-        """Ask homes, which answer at once: unless it is told, it waits `ASK_SECONDS` for one that hangs."""
+    def _ask(self, op: Op, timeout: float | None, *arguments: Any, clients: Sequence[Client] = ()) -> list[Any]:
+        """Ask all homes, which answer at once: unless it is told, it waits `ASK_SECONDS` for one that hangs."""
         deadline = Deadline.after(ASK_SECONDS if timeout is None else check_timeout(timeout))
-        calls = [client.ask(op, *arguments) for client in clients]
+        self._place(DEFAULT_KEY)
+        calls = [client.ask(op, *arguments) for client in clients or self._clients]
         return [call.wait(deadline.timeout) for call in calls]
 
     def _take(
@@ -541,7 +541,7 @@ class Channel:
             timeout = _check_wait(async_op, timeout)
         if async_op:
             return client.get_async(place, want, take)
-        return client.get(GetOperation(client, place, want), take, timeout)
+        return client.get(place, want, take, timeout)
 
 
 class ItemLease:
@@ -555,11 +555,11 @@ class ItemLease:
 
     def __enter__(self) -> Any:
         client, place = self._channel._place(self._key)
-        return client.get(GetOperation(client, place, _ONE), self._open, self._seconds)
+        return client.get(place, _ONE, self._open, self._seconds)
 
     async def __aenter__(self) -> Any:
         client, place = self._channel._place(self._key)
-        return await client.await_get(GetOperation(client, place, _ONE), self._open, self._seconds)
+        return await client.get_async(place, _ONE, self._open).async_wait(self._seconds)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -608,37 +608,33 @@ class ChannelIterator(Iterator[Any], AsyncIterator[Any]):
         return self
 
     def __next__(self) -> Any:
-        while True:
-            found = self._ahead.take() if self._ahead is not None else ()
-            if found:
-                return found[0]
+        while not (found := self._ahead.take() if self._ahead is not None else ()):
             client, place = self._channel._place(self._key)
             try:
-                client.get(AheadOperation(client, place, _AHEAD), self._keep, self._seconds)
+                client.get(place, _AHEAD, self._keep, self._seconds)
             except ChannelClosed:
                 raise StopIteration from None
+        return found[0]
 
     async def __anext__(self) -> Any:
-        while True:
-            found = self._ahead.take() if self._ahead is not None else ()
-            if found:
-                return found[0]
+        while not (found := self._ahead.take() if self._ahead is not None else ()):
             client, place = self._channel._place(self._key)
             try:
-                await client.await_get(AheadOperation(client, place, _AHEAD), self._keep, self._seconds)
+                await client.get_async(place, _AHEAD, self._keep).async_wait(self._seconds)
             except ChannelClosed:
                 raise StopAsyncIteration from None
+        return found[0]
 
     def close(self) -> None:
         """Return the items that the loop did not get; the end of the loop does that, too."""
         ahead, self._ahead = self._ahead, None
         if ahead is not None:
-            ahead.give_back()
+            ahead.complete()
 
     def __del__(self) -> None:
         ahead = getattr(self, "_ahead", None)
         if ahead is not None:
-            ahead.give_back_soon()
+            ahead.complete_soon()
 
     def _keep(self, ahead: Ahead) -> None:
         self._ahead = ahead

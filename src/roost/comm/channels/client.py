@@ -18,20 +18,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from roost.comm.channels.frames import (
-    CANCEL,
-    ITEM_BYTES,
-    Op,
-    Packed,
-    content_size,
-    key_text,
-    read_answer,
-    write_acknowledgement,
-    write_get,
-    write_put,
-)
+from roost.comm.channels.frames import ITEM_BYTES, Op, Packed, content_size, key_text, read_answer, write_request
 from roost.comm.channels.home import ChannelSettings, Home
-from roost.comm.channels.queues import Answer, Item, Status, Want
+from roost.comm.channels.queues import Answer, Item, SetAside, Status, Want
 from roost.comm.limits import GRACE_SECONDS
 from roost.comm.move.loans import fetched, lending, settle
 from roost.comm.packing import pack, pack_many, unpack
@@ -49,8 +38,6 @@ _MOST_BYTES = 1 << 23
 """How many puts of one process that it does not wait for, and how many of their bytes, may be on their way to one key;
 the others wait here. Fewer bytes if a home may have fewer."""
 _REQUEST = int(Kind.REQUEST)
-_ONE = write_acknowledgement(1)
-_ALL = write_acknowledgement(0)
 
 
 class Operation(Handle[Any]):
@@ -82,28 +69,16 @@ class Operation(Handle[Any]):
 
     def details(self) -> tuple[str, Sequence[str]]:
         """Say what is missing, and which process keeps the channel."""
-        return f"{self._doing()}; it is kept by", [self.client.name]
+        return f"{self.missing()}; it is kept by", [self.client.name]
 
-    def give_up(self) -> None:
-        """Withdraw it, or return what it got."""
-        self.is_given_up = True
-        self.client.cancel(self.number)
-
-    def timed_out(self, timeout: float | None) -> CallTimedOut:
-        """Make the error of a wait that was too short; the operation goes on."""
-        return CallTimedOut(f"{self._doing()} after {timeout or 0:g} s")
-
-    def unanswered(self, timeout: float, what: str) -> CallTimedOut:
+    def unanswered(self, timeout: float | None, what: str) -> CallTimedOut:
         """Make the error for a home that does not even say what became of the operation."""
         return CallTimedOut(
-            f"{self.client.name} does not answer after {timeout:g} s: {what}",
+            f"{self.client.name} does not answer after {timeout or 0:g} s: {what}",
             hint="its process may be stopped, or its node cut off",
         )
 
     def _succeed(self, answer: Answer) -> None:
-        raise NotImplementedError
-
-    def _doing(self) -> str:
         raise NotImplementedError
 
     def _make_error(self, answer: Answer) -> BaseException:
@@ -151,30 +126,26 @@ class PutOperation(Operation):
         self.accepted = 0
         """How many of the items are in the queue, if it ended before all were."""
 
-    def give_up(self) -> None:
-        """Withdraw it."""
-        with self.client.lock:
-            if self.is_confirmed:
-                return
-            self.is_given_up = True
-        self.client.cancel(self.number)
-
     def fail(self, error: BaseException) -> None:
         if not self.is_done:
             take_back(self.items[self.accepted :])
         if self.flow is not None:
-            self.flow.release(self)
+            self.flow.leave(self)
         super().fail(error)
 
     def withdraw(self) -> bool:
         """Take it back: here, if it was not sent yet, or at home; returns whether that is all."""
-        if self.flow is not None and self.flow.take_out(self):
+        if self.flow is not None and self.flow.leave(self):
             take_back(self.items)
             return True
-        self.give_up()
+        with self.client.lock:
+            if self.is_confirmed:
+                return False
+            self.is_given_up = True
+        self.client.cancel(self.number)
         return False
 
-    def outcome(self, timeout: float) -> CallTimedOut | None:
+    def outcome(self, timeout: float | None) -> CallTimedOut | None:
         """Withdraw it after a timeout; returns the error, or None if all items are in the queue after all."""
         if self.withdraw():
             return self.timed_out(timeout)
@@ -182,11 +153,14 @@ class PutOperation(Operation):
             self.wait(GRACE_SECONDS)
         except _Cancelled:
             put = f", and {plural(self.accepted, 'item')} of {len(self.items)} are in it" if self.accepted else ""
-            return CallTimedOut(f"{self.waits_for()} was full for {timeout:g} s{put or '; nothing was put'}")
+            return CallTimedOut(f"{self.waits_for()} was full for {timeout or 0:g} s{put or '; nothing was put'}")
         except CallTimedOut:
             unknown = f"whether the item is in {self.waits_for()} is not known"
             return self.unanswered(timeout, "nothing was put" if self.is_whole else unknown)
         return None
+
+    def missing(self) -> str:
+        return f"{self.waits_for()} has no room for {'an item' if len(self.items) == 1 else 'all items'}"
 
     def _make_error(self, answer: Answer) -> BaseException:
         self.accepted = answer.accepted
@@ -201,11 +175,8 @@ class PutOperation(Operation):
                 return
             self.client.acknowledge(self.number)
         if self.flow is not None:
-            self.flow.release(self)
+            self.flow.leave(self)
         self._end(None, None)
-
-    def _doing(self) -> str:
-        return f"{self.waits_for()} has no room for {'an item' if len(self.items) == 1 else 'all items'}"
 
 
 class GetOperation(Operation):
@@ -217,19 +188,28 @@ class GetOperation(Operation):
         super().__init__(client, key, open_value)
         self.want = want
 
-    def outcome(self, timeout: float) -> CallTimedOut:
-        """Withdraw it after a timeout; returns the error, which says more if the home does not answer."""
-        self.give_up()
-        is_answered = self._loop.wait_for(self, GRACE_SECONDS)
-        return self.timed_out(timeout) if is_answered else self.unanswered(timeout, self._doing())
+    def give_up(self) -> None:
+        """Withdraw it, or return what it got."""
+        self.is_given_up = True
+        if self.is_done and self.want.ahead:
+            self.client.sinks.pop(self.number, None)
+        self.client.cancel(self.number)
 
-    def _succeed(self, answer: Answer) -> None:
-        self._end(Arrival(self.client, self.number, answer.items), None)
-
-    def _doing(self) -> str:
+    def missing(self) -> str:
         if self.want.target is not None:
             return f"{self.waits_for()} has no batch of weight {self.want.target:g}"
         return f"{self.waits_for()} has {'no item' if self.want.least == 1 else f'fewer than {self.want.least} items'}"
+
+    def _succeed(self, answer: Answer) -> None:
+        arrival = Arrival(self.client, self.number, answer.items)
+        if not self.want.ahead or self.is_given_up:
+            self._end(arrival, None)
+            return
+        ahead = Ahead(arrival)
+        if len(answer.items) > 1:
+            # At once: a recall may be the next thing to arrive.
+            self.client.sinks[self.number] = ahead
+        self._end(ahead, None)
 
     def _make_error(self, answer: Answer) -> BaseException:
         if answer.status is Status.TOO_HEAVY:
@@ -242,12 +222,15 @@ class GetOperation(Operation):
 
 
 class AsyncGetOperation(GetOperation):
-    """A get whose caller has the handle: if it drops the handle, the item goes back, or the request is withdrawn."""
+    """A get whose caller has the handle: if it drops the handle, the item goes back, or the request is withdrawn.
+
+    Only these have a finalizer, which swallows what a handler of a signal raises in it.
+    """
 
     __slots__ = ()
 
     def __del__(self) -> None:
-        is_taken = self.is_done and (self._open is None or self._error is not None)
+        is_taken = self.is_done and (self._open is None or self.error is not None)
         if not is_taken and not self.is_given_up and self.number:
             self.client.cancel_soon(self.number)
 
@@ -257,7 +240,7 @@ class _WeakSink:
 
     __slots__ = ("_handle",)
 
-    def __init__(self, handle: AsyncGetOperation) -> None:
+    def __init__(self, handle: GetOperation) -> None:
         self._handle = weakref.ref(handle)
 
     def complete(self, value: Any) -> None:
@@ -288,7 +271,7 @@ def open_one(arrival: Arrival) -> Any:
         # An item that cannot be unpickled would be in the way of all others for ever.
         client.acknowledge(number)
         raise client.not_opened(error) from error
-    client.return_loans()
+    _return_loans()
     return value
 
 
@@ -312,8 +295,14 @@ def take_all(arrival: Arrival) -> list[Any]:
             raise client.not_opened(error) from error
         raise
     client.acknowledge(number)
-    client.return_loans()
+    _return_loans()
     return found
+
+
+def _return_loans() -> None:
+    """Return the tensors on devices that this thread has copied while it unpacked."""
+    if "torch" in sys.modules:
+        settle(fetched())
 
 
 class Ahead:
@@ -331,52 +320,35 @@ class Ahead:
                 return ()
             content = self._contents.popleft()
             is_last = not self._contents
-            self._client.acknowledge(self._number, is_one=True)
+            self._client.acknowledge(self._number, 1)
         if is_last:
-            self._client.expect_recall(self._number, None)
+            self._client.sinks.pop(self._number, None)
         try:
             return (self._client.unpack(content),)
         except Exception as error:
             raise self._client.not_opened(error) from error
         finally:
-            self._client.return_loans()
+            _return_loans()
 
-    def complete(self, value: Any) -> None:  # noqa: ARG002 - the home says no more than that
-        """Return what is left: others wait for it."""
-        self.give_back()
+    def complete(self, value: Any = None) -> None:  # noqa: ARG002 - the home says no more than that
+        """Return what is left: others wait for it, or the loop is over."""
+        with self._lock:
+            if self._contents:
+                self._contents.clear()
+                self._client.sinks.pop(self._number, None)
+                self._client.cancel(self._number)
+
+    def complete_soon(self) -> None:
+        """Do so in a finalizer."""
+        if self._contents:
+            self._contents.clear()
+            self._client.sinks.pop(self._number, None)
+            self._client.cancel_soon(self._number)
 
     def fail(self, error: BaseException) -> None:  # noqa: ARG002 - the next request of the iterator fails too
         """Drop what is left: the home is gone, or has taken it back."""
         with self._lock:
             self._contents.clear()
-
-    def give_back(self) -> None:
-        """Return what is left."""
-        with self._lock:
-            if not self._contents:
-                return
-            self._contents.clear()
-            self._client.expect_recall(self._number, None)
-            self._client.cancel(self._number)
-
-    def give_back_soon(self) -> None:
-        """Do so in a finalizer."""
-        if self._contents:
-            self._contents = deque()
-            self._client.cancel_soon(self._number)
-
-
-class AheadOperation(GetOperation):
-    """Items for an iterator."""
-
-    __slots__ = ()
-
-    def _succeed(self, answer: Answer) -> None:
-        ahead = None if self.is_given_up else Ahead(Arrival(self.client, self.number, answer.items))
-        if ahead is not None and len(answer.items) > 1:
-            # At once: a recall may be the next thing to arrive.
-            self.client.expect_recall(self.number, ahead)
-        self._end(ahead, None)
 
 
 def take_back(items: Iterable[Packed]) -> None:
@@ -404,26 +376,20 @@ class _Flow:
         self._sending = threading.Lock()
         """Held by the thread that sends; what others add meanwhile, it sends too."""
 
-    def release(self, put: PutOperation) -> None:
-        """Note that a put has ended, so that another one may be sent."""
+    def leave(self, put: PutOperation) -> bool:
+        """Note that a put has ended, so that another one may be sent; returns whether it was not sent yet itself."""
         with self._client.lock:
-            if put in self._sent:
+            is_sent = put in self._sent
+            is_here = not is_sent and put in self.waiting
+            if is_sent:
                 self._sent.remove(put)
                 self._bytes -= put.size
+            elif is_here:
+                self.waiting.remove(put)
             if not self._sent and not self.waiting:
                 self._client.flows.pop(self._key, None)
-        if self.waiting:
-            self.pump()
-
-    def take_out(self, put: PutOperation) -> bool:
-        """Take back a put; False if it was sent already."""
-        with self._client.lock:
-            if put not in self.waiting:
-                return False
-            self.waiting.remove(put)
-            if not self._sent and not self.waiting:
-                self._client.flows.pop(self._key, None)
-        return True
+        self.pump()
+        return is_here
 
     def pump(self) -> None:
         """Send the puts that may be sent; one thread at a time does, so that they stay in order."""
@@ -454,9 +420,11 @@ class Client:
 
     def __init__(self, endpoint: Endpoint, channel: str, home: int, settings: ChannelSettings) -> None:
         self._endpoint = endpoint
-        self._start_empty(endpoint.loop, channel, f"{channel}:{home}", settings)
+        self._start_empty(endpoint.loop, endpoint.numbers, channel, f"{channel}:{home}", settings)
 
-    def _start_empty(self, loop: Loop, channel: str, name: str, settings: ChannelSettings) -> None:
+    def _start_empty(
+        self, loop: Loop, numbers: itertools.count[int], channel: str, name: str, settings: ChannelSettings
+    ) -> None:
         self.loop = loop
         self.channel = channel
         self.name = name
@@ -465,6 +433,7 @@ class Client:
         self.lock = threading.Lock()
         """Held for moments, while a put joins or leaves a flow."""
         self.window = min(_MOST_BYTES, settings.max_bytes or _MOST_BYTES)
+        self._numbers = numbers
 
     def put(self, puts: Sequence[PutOperation], async_op: bool, timeout: float | None) -> Handle[None] | None:
         """Put something, in order; returns when all is in the queue, or at once with a handle.
@@ -495,7 +464,7 @@ class Client:
                     if put.error is error:
                         raise
                     # It may be in the queue by now.
-                    late = put.outcome(timeout or 0)
+                    late = put.outcome(timeout)
                     if late is not None:
                         raise with_meanwhile(late) from None
         except BaseException:
@@ -505,8 +474,9 @@ class Client:
             raise
         return None
 
-    def get(self, get: GetOperation, take: Callable[[Any], Any], timeout: float | None) -> Any:
+    def get(self, key: bytes, want: Want, take: Callable[[Any], Any], timeout: float | None) -> Any:
         """Get something; returns what `take` makes of what arrives, or raises and takes nothing."""
+        get = GetOperation(self, key, want)
         try:
             self.send_get(get, get)
             return take(get.wait(timeout))
@@ -516,26 +486,18 @@ class Client:
                     # Interrupted: what is not acknowledged yet goes back.
                     get.give_up()
                 raise
-            if isinstance(error, CallTimedOut):
-                raise with_meanwhile(get.outcome(timeout or 0)) from None
             get.give_up()
-            raise
+            if not isinstance(error, CallTimedOut):
+                raise
+            is_answered = self.loop.wait_for(get, GRACE_SECONDS)
+            late = get.timed_out(timeout) if is_answered else get.unanswered(timeout, get.missing())
+            raise with_meanwhile(late) from None
 
     def get_async(self, key: bytes, want: Want, take: Callable[[Any], Any]) -> Handle[Any]:
         """Get something with a handle; if that is dropped, it takes nothing."""
         get = AsyncGetOperation(self, key, want, take)
         self.send_get(get, _WeakSink(get))
         return get
-
-    async def await_get(self, get: GetOperation, take: Callable[[Any], Any], timeout: float | None) -> Any:
-        """Do the same in a coroutine."""
-        try:
-            self.send_get(get, get)
-            return take(await get.async_wait(timeout))
-        except BaseException:
-            if get.error is None:
-                get.give_up()
-            raise
 
     def not_opened(self, error: Exception) -> Exception:
         """Make the error for an item that cannot be unpickled."""
@@ -544,11 +506,50 @@ class Client:
             hint="the process that gets it needs the modules and classes of the one that put it",
         )
 
+    def send_put(self, put: PutOperation) -> None:
+        """Ask for items to be put; the reply completes the put."""
+        put.number = next(self._numbers)
+        self.send(put.number, "put", (put.key, put.items, put.waits, put.is_whole, put.version), put)
+
+    def send_get(self, get: GetOperation, sink: Any) -> None:
+        """Ask for items; the reply completes the sink."""
+        # Before the reply, and before anything can interrupt what follows.
+        get.number = next(self._numbers)
+        self.send(get.number, "get", (get.key, get.want), sink)
+
+    def acknowledge(self, number: int, count: int = 0) -> None:
+        """Say that the first items of a request arrived; with no count, all of them."""
+        self.send(number, "acknowledge", (count,))
+
+    def cancel(self, number: int) -> None:
+        """End a request; what it got and did not acknowledge goes back."""
+        self.send(number, "cancel")
+
+    def ask(self, op: Op, *arguments: Any) -> Handle[Any]:
+        """Ask something that is not about items."""
+        handle: Handle[Any] = Handle(self.loop, self._open_answer, lambda: f"{self.name} has not answered")
+        self.send(next(self._numbers), op, arguments, handle)
+        return handle
+
+    def _open_answer(self, value: Frame | Answer) -> Any:
+        answer = read_answer(value) if isinstance(value, Frame) else value
+        if answer.status is Status.FAILED:
+            raise ClusterError(f"the home of a channel could not answer: {answer.problem}")
+        return self.unpack(answer.items[0])
+
+    # What a client of queues in its own process does in another way.
+
     @property
     def connection(self) -> Connection | None:
         """The connection that answers come through, if it is open."""
         peer = self._endpoint.peers.get(self.name)
         return peer.connection if peer is not None else None
+
+    @property
+    def sinks(self) -> dict[int, Any]:
+        """By number of the request: what takes the next answer to it."""
+        peer = self._endpoint.peers.get(self.name)
+        return peer.requests if peer is not None else {}
 
     def pack(self, thing: Any, weight: float) -> Packed:
         """Make an item of an object."""
@@ -556,21 +557,12 @@ class Client:
         content = pack(thing, lent)
         return content, weight, content_size(*content), lent if lent is not None and lent.number else None
 
-    def pack_many(self, things: Sequence[Any], weights: Sequence[float]) -> list[Packed]:
-        """Make items of objects."""
-        if "torch" not in sys.modules:
-            return [
-                (content, weight, content_size(*content), None)
-                for content, weight in zip(pack_many(things), weights, strict=True)
-            ]
-        packed: list[Packed] = []
-        try:
-            for thing, weight in zip(things, weights, strict=True):
-                packed.append(self.pack(thing, weight))
-        except BaseException:
-            take_back(packed)
-            raise
-        return packed
+    def pack_many(self, things: Sequence[Any], weights: Sequence[float]) -> Iterable[Packed]:
+        """Make items of objects: the same as one by one, and quicker if none of them can be on a device."""
+        if "torch" in sys.modules:
+            return map(self.pack, things, weights)
+        packed = zip(pack_many(things), weights, strict=True)
+        return [(content, weight, content_size(*content), None) for content, weight in packed]
 
     def unpack(self, content: Any) -> Any:
         """Make the object again."""
@@ -580,96 +572,52 @@ class Client:
         return pickle.loads(data)  # noqa: S301 - from a member of this job
 
     def unpack_many(self, contents: Sequence[Any]) -> list[Any]:
-        """Make the objects again."""
+        """Make the objects again: the same as one by one, and quicker without buffers."""
         if any(content[1] for content in contents):
             return [self.unpack(content) for content in contents]
         return [pickle.loads(content[0]) for content in contents]  # noqa: S301 - likewise
 
-    def return_loans(self) -> None:
-        """Return the tensors on devices that this thread has copied while it unpacked."""
-        if "torch" in sys.modules:
-            settle(fetched())
-
-    def send_put(self, put: PutOperation) -> None:
-        """Ask for items to be put; the reply completes the put."""
-        envelope, data, buffers = write_put(put.key, put.items, put.waits, put.is_whole, put.version)
-        self._request(envelope, data, buffers, put, put)
-
-    def send_get(self, get: GetOperation, sink: Any) -> None:
-        """Ask for items; the reply completes the sink."""
-        self._request(write_get(get.key, get.want), b"", (), sink, get)
-
-    def acknowledge(self, number: int, *, is_one: bool = False) -> None:
-        """Say that the items of a request arrived, or the first that was not acknowledged yet."""
-        self._tell(number, _ONE if is_one else _ALL)
-
-    def cancel(self, number: int) -> None:
-        """End a request; what it got and did not acknowledge goes back."""
-        if not self._endpoint.is_closed:
-            self._tell(number, CANCEL)
+    def send(self, number: int, op: Op, arguments: Sequence[Any] = (), sink: Any = None) -> None:
+        """Send a request; the sink takes the answer, if there is one."""
+        endpoint = self._endpoint
+        if op == "cancel" and endpoint.is_closed:
+            return
+        envelope, data, buffers = write_request(op, arguments)
+        peer = endpoint.peers.get(self.name) or endpoint.peer(self.name)
+        if sink is None:
+            peer.send(_REQUEST, number, envelope)
+        else:
+            peer.request(number, envelope, data, buffers, sink)
 
     def cancel_soon(self, number: int) -> None:
         """Do so later, in another thread: safe in a finalizer."""
         self.loop.call(lambda: self.cancel(number))
-
-    def expect_recall(self, number: int, sink: Any) -> None:
-        """Take a second reply to a request; None to stop that."""
-        peer = self._endpoint.peers.get(self.name)
-        if peer is not None and sink is None:
-            peer.requests.pop(number, None)
-        elif peer is not None:
-            peer.requests[number] = sink
-
-    def ask(self, op: Op, *arguments: Any) -> Handle[Any]:
-        """Ask something that is not about items."""
-        handle: Handle[Any] = Handle(self.loop, _open_answer, lambda: f"{self.name} has not answered")
-        self._request(bytes([op]) + pickle.dumps(arguments), b"", (), handle)
-        return handle
-
-    def _request(
-        self, envelope: bytes, data: Any, buffers: Sequence[Any], sink: Any, operation: Operation | None = None
-    ) -> None:
-        endpoint = self._endpoint
-        number = next(endpoint.numbers)
-        if operation is not None:
-            # Before the reply, and before anything can interrupt what follows.
-            operation.number = number
-        (endpoint.peers.get(self.name) or endpoint.peer(self.name)).request(number, envelope, data, buffers, sink)
-
-    def _tell(self, number: int, envelope: bytes) -> None:
-        endpoint = self._endpoint
-        (endpoint.peers.get(self.name) or endpoint.peer(self.name)).send(_REQUEST, number, envelope)
-
-
-def _open_answer(frame: Frame) -> Any:
-    answer = read_answer(frame)
-    if answer.status is Status.FAILED:
-        raise ClusterError(f"the home of a channel could not answer: {answer.problem}")
-    return pickle.loads(frame.data)  # noqa: S301 - from a member of this job
 
 
 class LocalClient(Client):
     """The same with queues in this process. What is put is what is got: the object itself, not a copy."""
 
     def __init__(self, name: str, settings: ChannelSettings) -> None:
-        self._start_empty(_loop_of(os.getpid()), name, name, settings)
+        self._start_empty(_loop_of(os.getpid()), itertools.count(1), name, name, settings)
         self.settings = settings
         self._home = Home(PeerInfo(address=name, instance=_HERE, node=_HERE), settings, name)
-        self._queues = self._home.queues
-        self._numbers = itertools.count(1)
         self._sinks: dict[int, Any] = {}
-        self._steps: deque[Callable[[], Sequence[Any]]] = deque()
+        self._requests: deque[tuple[int, Op, Sequence[Any]]] = deque()
         self._busy = threading.Lock()
 
     @property
     def connection(self) -> Connection | None:
         return None
 
+    @property
+    def sinks(self) -> dict[int, Any]:
+        return self._sinks
+
     def pack(self, thing: Any, weight: float) -> Packed:
         return thing, weight, ITEM_BYTES + max(getattr(thing, "nbytes", 0), sys.getsizeof(thing, 0)), None
 
-    def pack_many(self, things: Sequence[Any], weights: Sequence[float]) -> list[Packed]:
-        return [self.pack(thing, weight) for thing, weight in zip(things, weights, strict=True)]
+    def pack_many(self, things: Sequence[Any], weights: Sequence[float]) -> Iterable[Packed]:
+        return map(self.pack, things, weights)
 
     def unpack(self, content: Any) -> Any:
         return content
@@ -677,62 +625,33 @@ class LocalClient(Client):
     def unpack_many(self, contents: Sequence[Any]) -> list[Any]:
         return list(contents)
 
-    def send_put(self, put: PutOperation) -> None:
-        put.number = number = next(self._numbers)
-        self._sinks[number] = put
-        items = [Item(thing, weight, size, put.version) for thing, weight, size, _ in put.items]
-        self._do(lambda: self._queues.put(_HERE, number, put.key, items, put.waits, put.is_whole))
+    def send(self, number: int, op: Op, arguments: Sequence[Any] = (), sink: Any = None) -> None:
+        """Have requests carried out, one at a time, in order.
 
-    def send_get(self, get: GetOperation, sink: Any) -> None:
-        get.number = number = next(self._numbers)
-        self._sinks[number] = sink
-        key, want = get.key, get.want
-        self._do(lambda: self._queues.get(_HERE, number, key, want))
-
-    def acknowledge(self, number: int, *, is_one: bool = False) -> None:
-        self._do(lambda: self._queues.acknowledge(_HERE, number, 1 if is_one else 0))
-
-    def cancel(self, number: int) -> None:
-        self._do(lambda: self._queues.cancel(_HERE, number))
+        One that a finalizer or a callback makes in the middle of another one is carried out after that.
+        """
+        if op == "put":
+            key, items, waits, is_whole, version = arguments
+            arguments = key, [Item(thing, weight, size, version) for thing, weight, size, _ in items], waits, is_whole
+        if sink is not None:
+            self._sinks[number] = sink
+        self._requests.append((number, op, arguments))
+        while self._requests and self._busy.acquire(blocking=False):
+            try:
+                while self._requests:
+                    for event in self._home.carry_out(_HERE, *self._requests.popleft(), lambda value: value):
+                        if isinstance(event, Answer):
+                            event = event._replace(items=[item.content for item in event.items])
+                        if isinstance(event, SetAside):
+                            continue
+                        if (sink := self._sinks.pop(event.number, None)) is not None:
+                            sink.complete(event)
+                (_in_use.discard if self._home.queues.is_empty else _in_use.add)(self)
+            finally:
+                self._busy.release()
 
     def cancel_soon(self, number: int) -> None:
         self.cancel(number)
-
-    def expect_recall(self, number: int, sink: Any) -> None:
-        if sink is None:
-            self._sinks.pop(number, None)
-        else:
-            self._sinks[number] = sink
-
-    def ask(self, op: Op, *arguments: Any) -> Handle[Any]:
-        handle: Handle[Any] = Handle(self.loop)
-
-        def answer() -> Sequence[Any]:
-            value, events = self._home.ask(op, arguments)
-            handle.complete(value)
-            return events
-
-        self._do(answer)
-        return handle
-
-    def _do(self, step: Callable[[], Sequence[Any]]) -> None:
-        """Take a step, one at a time, in the order in which they were asked for.
-
-        A step that a finalizer or a callback asks for in the middle of another one is taken after that.
-        """
-        self._steps.append(step)
-        while self._steps and self._busy.acquire(blocking=False):
-            try:
-                while self._steps:
-                    for event in self._steps.popleft()():
-                        sink = self._sinks.pop(event.number, None)
-                        if isinstance(event, Answer):
-                            event = event._replace(items=[item.content for item in event.items])
-                        if sink is not None:
-                            sink.complete(event)
-                (_in_use.discard if self._queues.is_empty else _in_use.add)(self)
-            finally:
-                self._busy.release()
 
 
 _HERE = "this process"

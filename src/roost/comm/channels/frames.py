@@ -6,72 +6,47 @@ table says where each begins: a home slices them and never looks inside.
 
 from __future__ import annotations
 
-import enum
-import functools
-import itertools
+import marshal
 import struct
 from array import array
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Literal
 
 from roost.comm.channels.queues import Answer, Item, Status, Want
 from roost.comm.wire.connection import SHARED_FROM, Frame, SharedBuffer, view
 from roost.errors import ConfigError
 from roost.text import shorten
 
-_ASK = struct.Struct("<BBHIIdq")
-"""The operation, flags, the sizes of the key and of the items or the most and least that are wanted, the weight of one
-item or of a batch, and the version."""
-_REPLY = struct.Struct("<BBHId")
-_COUNT = struct.Struct("<BI")
 _FLOAT = struct.Struct("<d")
-_WEIGHTS = 1
-_BUFFERS = 2
-_TABLE = 4
-_WAITS = 8
-_AHEAD = 16
-_BATCH = 32
-_RUNS = 64
-_WHOLE = 128
-_VERSION = 1
-"""Of a get, in the place of `_WEIGHTS`: it wants no older items."""
 _UNSIGNED = "I"
+_PLAIN = 2
+"""The version of `marshal` that encodes each value for itself: quicker than `pickle`, and than any later one."""
 
 _FEWEST_USED = 0.25
 """What part of a block must be needed for the whole block to be passed on."""
 _MOST_KEY_BYTES = 0xFFFF
-_MOST_KNOWN = 1024
-"""How many envelopes are remembered: most are the same again and again."""
 
 ITEM_BYTES = 384
 """What an item costs its home besides its content: measured with a million `None`s, as `put_many` brings them."""
 BUFFER_BYTES = 512
 """What a buffer next to a pickle costs besides its content."""
 
+Op = Literal["put", "get", "acknowledge", "cancel", "depth", "stats", "close", "describe"]
+"""What is asked of a home."""
 Packed = tuple[Any, float, int, Any]
 """An item where it is put: its content, weight and size, and what lends its tensors on devices, if anything does.
 
 For a home elsewhere the content is a pickle and the buffers next to it."""
 Piece = tuple[Any, Sequence[Any], Any, int]
 """An item on its way: its pickle, the buffers next to it, the block that the pickle is in, if any, and where in it."""
+_Table = tuple[bytes, bytes, list[tuple[int, int]]]
+"""Of items that travel together: the sizes of their pickles, how many buffers each has if any has one, and for each
+block where its first pickle begins and how many there are."""
 
-
-class Op(enum.IntEnum):
-    """What is asked of a home."""
-
-    PUT = 1
-    GET = 2
-    ACKNOWLEDGE = 3
-    CANCEL = 4
-    DEPTH = 5
-    STATS = 6
-    CLOSE = 7
-    DESCRIBE = 8
-
-
-ONE_DONE = _REPLY.pack(Status.DONE, 0, 0, 1, 0.0)
+_ARRIVED = [marshal.dumps(("acknowledge", count), _PLAIN) for count in (0, 1)]
+"""That all items of a request arrived, or the first: made once, since most requests are these."""
+_ONE_DONE = marshal.dumps((int(Status.DONE), None, 1, 0, ""), _PLAIN)
 """The answer to a put of one item that is in the queue, and to a get of one item, which comes along."""
-CANCEL = bytes([Op.CANCEL])
 
 
 def write_key(key: Any) -> bytes:
@@ -122,103 +97,68 @@ def key_text(data: bytes) -> str:
     return repr(key)
 
 
-def write_put(key: bytes, items: Sequence[Packed], waits: bool, is_whole: bool, version: int) -> tuple[Any, ...]:
-    """Encode a put; returns the envelope, the data and the buffers of its frame."""
-    flags = (_WAITS if waits else 0) | (_WHOLE if is_whole else 0)
-    if len(items) == 1:
-        ((data, buffers), weight, _, _) = items[0]
-        return _ASK.pack(Op.PUT, flags, len(key), 1, 0, weight, version) + key, data, buffers
-    flags, table, data, buffers = _write_items([item[0] for item in items], flags, [])
-    if any(item[1] for item in items):
-        flags |= _WEIGHTS
-        table += array("d", [item[1] for item in items]).tobytes()
-    return _ASK.pack(Op.PUT, flags, len(key), len(items), 0, 0.0, version) + key + table, data, buffers
+def write_request(op: Op, arguments: Sequence[Any]) -> tuple[bytes, Any, Sequence[Any]]:
+    """Encode a request; returns the envelope, the data and the buffers of its frame."""
+    data: Any = b""
+    buffers: Sequence[Any] = ()
+    if op == "acknowledge":
+        return _ARRIVED[arguments[0]], data, buffers
+    if op == "put":
+        key, items, waits, is_whole, version = arguments
+        table, weights = None, items[0][1]
+        if len(items) == 1:
+            data, buffers = items[0][0]
+        else:
+            table, data, buffers = _write_items([item[0] for item in items], [])
+            weights = [item[1] for item in items]
+        arguments = key, waits, is_whole, version, weights, table
+    elif op == "get":
+        key, want = arguments
+        arguments = key, *want
+    return marshal.dumps((op, *arguments), _PLAIN), data, buffers
 
 
-def write_get(key: bytes, want: Want) -> bytes:
-    """Encode a get."""
-    flags = (_WAITS if want.waits else 0) | (_AHEAD if want.ahead else 0)
-    if want.target is not None:
-        flags |= _BATCH
-    if want.min_version is not None:
-        flags |= _VERSION
-    return _ASK.pack(Op.GET, flags, len(key), want.most, want.least, want.target or 0.0, want.min_version or 0) + key
-
-
-def write_acknowledgement(count: int) -> bytes:
-    """Encode that the first items of a request arrived; 0 is all."""
-    return _COUNT.pack(Op.ACKNOWLEDGE, count)
-
-
-def read_acknowledgement(envelope: bytes) -> int:
-    """Decode how many items arrived; 0 is all."""
-    count: int = _COUNT.unpack(envelope)[1]
-    return count
-
-
-@functools.lru_cache(_MOST_KNOWN)
-def read_get(envelope: bytes) -> tuple[bytes, Want]:
-    """Decode a get: its key, and what it wants."""
-    flags, key, most, least, number, version = _read_ask(envelope)
-    target = number if flags & _BATCH else None
-    min_version = version if flags & _VERSION else None
-    return key, Want(most, least, target, bool(flags & _WAITS), bool(flags & _AHEAD), min_version)
-
-
-def read_put(frame: Frame) -> tuple[bytes, list[Item], bool, bool]:
-    """Decode a put: its key, its items, whether it waits, and whether they go in as a whole."""
-    envelope = frame.envelope
-    is_one = not envelope[1] & _TABLE
-    flags, key, count, _, weight, version = (_read_known if is_one else _read_ask)(envelope)
-    if is_one:
-        pieces: list[Piece] = [(frame.data, frame.buffers, None, 0)]
-    else:
-        pieces = _read_items(flags, memoryview(envelope)[_ASK.size + len(key) :], count, frame)
-    weights: Iterable[float] = itertools.repeat(weight, count)
-    if flags & _WEIGHTS:
-        weights = array("d", envelope[-8 * count :])
-    items = [
-        Item(piece, weight, content_size(piece[0], piece[1]), version)
-        for piece, weight in zip(pieces, weights, strict=True)
-    ]
-    return key, items, bool(flags & _WAITS), bool(flags & _WHOLE)
-
-
-def _read_ask(envelope: bytes) -> tuple[int, bytes, int, int, float, int]:
-    """Decode flags, the key, the number of items or the most and least that are wanted, weight and version."""
-    _, flags, size, count, least, number, version = _ASK.unpack_from(envelope)
-    return flags, envelope[_ASK.size : _ASK.size + size], count, least, number, version
-
-
-_read_known = functools.lru_cache(_MOST_KNOWN)(_read_ask)
+def read_request(frame: Frame) -> tuple[Op, Sequence[Any]]:
+    """Decode a request; returns the arguments as `Queues` takes them."""
+    op, *arguments = marshal.loads(frame.envelope)  # noqa: S302 - from a member of this job, which proved it
+    if op == "put":
+        key, waits, is_whole, version, weights, table = arguments
+        pieces = [(frame.data, frame.buffers, None, 0)] if table is None else _read_items(table, frame)
+        items = [
+            Item(piece, weight, content_size(piece[0], piece[1]), version)
+            for piece, weight in zip(pieces, [weights] if table is None else weights, strict=True)
+        ]
+        return op, (key, items, waits, is_whole)
+    if op == "get":
+        return op, (arguments[0], Want(*arguments[1:]))
+    return op, arguments
 
 
 def write_answer(answer: Answer, is_local: bool) -> tuple[bytes, Any, Sequence[Any]]:
-    """Encode the answer to a put or a get; returns the envelope, the data and the buffers of its frame.
+    """Encode the answer to a request; returns the envelope, the data and the buffers of its frame.
 
     If it is for a process on the same node, items that are in shared memory stay where they are.
     """
-    items = answer.items
-    if len(items) == 1:
-        data, buffers, _, _ = items[0].content
-        return ONE_DONE, data, buffers
-    if not items:
-        if answer.accepted == 1 and answer.status is Status.DONE:
-            return ONE_DONE, b"", ()
-        head = _REPLY.pack(answer.status, 0, 0, answer.accepted, answer.weight)
-        return head + answer.problem.encode(errors="backslashreplace"), b"", ()
-    flags, table, data, buffers = _write_items([item.content for item in items], 0, _runs(items) if is_local else [])
-    return _REPLY.pack(answer.status, flags, 0, len(items), 0.0) + table, data, buffers
+    table: _Table | None = None
+    data: Any = b""
+    buffers: Sequence[Any] = ()
+    if len(answer.items) == 1:
+        data, buffers, _, _ = answer.items[0].content
+        return _ONE_DONE, data, buffers
+    if answer.items:
+        contents = [item.content for item in answer.items]
+        table, data, buffers = _write_items(contents, _runs(contents) if is_local else [])
+    head = int(answer.status), table, answer.accepted, answer.weight, answer.problem
+    return marshal.dumps(head, _PLAIN), data, buffers
 
 
 def read_answer(frame: Frame) -> Answer:
     """Decode an answer; its items are their contents."""
-    if frame.envelope == ONE_DONE:
+    if frame.envelope == _ONE_DONE:
         return Answer("", frame.number, Status.DONE, ((frame.data, frame.buffers),), 1)
-    status, flags, _, count, weight = _REPLY.unpack_from(frame.envelope)
-    rest = memoryview(frame.envelope)[_REPLY.size :]
-    items = _read_items(flags, rest, count, frame) if flags & _TABLE else ()
-    return Answer("", frame.number, Status(status), items, count, weight, "" if items else str(rest, "utf-8"))
+    status, table, accepted, weight, problem = marshal.loads(frame.envelope)  # noqa: S302 - likewise
+    items = _read_items(table, frame) if table is not None else ()
+    return Answer("", frame.number, Status(status), items, accepted, weight, problem)
 
 
 def content_size(data: Any, buffers: Sequence[Any]) -> int:
@@ -228,15 +168,14 @@ def content_size(data: Any, buffers: Sequence[Any]) -> int:
     return ITEM_BYTES + len(data) + sum([int(buffer.nbytes) + BUFFER_BYTES for buffer in buffers])
 
 
-def _runs(items: Sequence[Item]) -> list[tuple[Any, int, int]]:
+def _runs(contents: Sequence[Piece]) -> list[tuple[Any, int, int]]:
     """Return the blocks of shared memory that items are in: each with where the first begins, and how many follow it.
 
     Empty if the items should be copied together.
     """
     runs: list[tuple[Any, int, int]] = []
     end = used = 0
-    for item in items:
-        data, _, block, start = item.content
+    for data, _, block, start in contents:
         if not isinstance(block, SharedBuffer):
             return []
         if runs and runs[-1][0] is block and start == end:
@@ -248,40 +187,26 @@ def _runs(items: Sequence[Item]) -> list[tuple[Any, int, int]]:
     return runs if used >= _FEWEST_USED * sum(block.nbytes for block, _, _ in runs) else []
 
 
-def _write_items(
-    contents: Sequence[Any], flags: int, runs: list[tuple[Any, int, int]]
-) -> tuple[int, bytes, bytes, list[Any]]:
-    numbers = [len(content[0]) for content in contents]
+def _write_items(contents: Sequence[Any], runs: list[tuple[Any, int, int]]) -> tuple[_Table, bytes, list[Any]]:
+    lengths = array(_UNSIGNED, [len(content[0]) for content in contents]).tobytes()
     buffers = [buffer for content in contents for buffer in content[1]]
-    flags |= _TABLE
-    if buffers:
-        flags |= _BUFFERS
-        numbers += [len(content[1]) for content in contents]
+    counts = array(_UNSIGNED, [len(content[1]) for content in contents]).tobytes() if buffers else b""
     data = b""
     if not runs:
         data = b"".join([content[0] for content in contents])
         if len(data) >= SHARED_FROM:
             # Large enough to go through shared memory.
             runs, data = [(memoryview(data), 0, len(contents))], b""
-    if runs:
-        flags |= _RUNS
-        numbers += [len(runs), *(start for _, start, _ in runs), *(count for _, _, count in runs)]
-    return flags, array(_UNSIGNED, numbers).tobytes(), data, [block for block, _, _ in runs] + buffers
+    return (lengths, counts, [run[1:] for run in runs]), data, [block for block, _, _ in runs] + buffers
 
 
-def _read_items(flags: int, table: memoryview, count: int, frame: Frame) -> list[Piece]:
-    """Decode items that were written together; the weights that follow the table are not looked at."""
-    numbers = array(_UNSIGNED, bytes(table))
-    at = 2 * count if flags & _BUFFERS else count
-    lengths, counts = numbers[:count], numbers[count:at]
-    blocks: list[tuple[Any, int, int]] = [(None, 0, count)]
-    first = 0
-    if flags & _RUNS:
-        first = numbers[at]
-        starts, sizes = numbers[at + 1 : at + first + 1], numbers[at + first + 1 : at + 2 * first + 1]
-        blocks = list(zip(frame.buffers[:first], starts, sizes, strict=True))
+def _read_items(table: _Table, frame: Frame) -> list[Piece]:
+    """Decode items that were written together."""
+    lengths, counts = array(_UNSIGNED, table[0]), array(_UNSIGNED, table[1])
+    runs, first = table[2] or ((0, len(lengths)),), len(table[2])
     pieces: list[Piece] = []
-    for block, start, size in blocks:
+    for place, (start, size) in enumerate(runs):
+        block = frame.buffers[place] if first else None
         # Parts of bytes are copies: an item that stays for long keeps no other's memory.
         data = frame.data if block is None else view(block)
         for length in lengths[len(pieces) : len(pieces) + size]:

@@ -11,21 +11,12 @@ import pickle
 import threading
 import time
 from collections import deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from roost.comm.channels.frames import (
-    ONE_DONE,
-    Op,
-    key_text,
-    read_acknowledgement,
-    read_get,
-    read_put,
-    write_answer,
-    write_key,
-)
-from roost.comm.channels.queues import Answer, Event, Item, Queues, Recall, Status
+from roost.comm.channels.frames import Op, Piece, key_text, read_request, write_answer, write_key
+from roost.comm.channels.queues import Answer, Event, Item, Queues, SetAside, Status
 from roost.comm.limits import RATE_SECONDS
 from roost.comm.wire.connection import Frame, Kind, PeerInfo
 from roost.comm.wire.endpoint import Endpoint
@@ -63,13 +54,13 @@ class Home:
 
     def open(self, endpoint: Endpoint) -> None:
         """Answer requests from other processes, from now on."""
-        endpoint.on_gone.append(self._drop)
+        endpoint.on_end.append(self._drop)
         endpoint.serve(self._take)
 
     def put_token(self, key: Hashable) -> None:
         """Put `None` that is never set aside, however many of its holders die: its lease is a lock."""
         with self._lock:
-            token = Item((pickle.dumps(None), (), None, 0), lives=math.inf)
+            token = Item(_pack(None), lives=math.inf)
             self.queues.put("", 0, write_key(key), [token])
 
     def stats(self) -> dict[str, Any]:
@@ -98,75 +89,77 @@ class Home:
             "routes": routes,
         }
 
-    def ask(self, op: Op, arguments: Sequence[Any]) -> tuple[Any, Sequence[Event]]:
-        """Answer what is not about items; returns also what then follows."""
-        if op is Op.DEPTH:
-            return (self.queues.depth(*arguments), self.queues.is_full(*arguments)), ()
-        if op is Op.STATS:
-            return self.stats(), ()
-        if op is Op.CLOSE:
-            return None, self.queues.close()
-        return self._settings, ()
-
     def gauge(self) -> list[Gauge]:
         """Return how full the channel is, as an event has it."""
         with self._lock:
             return [("channel", self._name, {**self.queues.totals(), "most": self._settings.maxsize or None})]
+
+    def carry_out(
+        self, client: str, number: int, op: Op, arguments: Sequence[Any], pack: Callable[[Any], Any]
+    ) -> Sequence[Event]:
+        """Do what a request asks for; what it asks for that is no item is packed, and is the item of its answer."""
+        if op == "put":
+            return self.queues.put(client, number, *arguments)
+        if op == "get":
+            return self.queues.get(client, number, *arguments)
+        if op == "acknowledge":
+            return self.queues.acknowledge(client, number, *arguments)
+        if op == "cancel":
+            return self.queues.cancel(client, number)
+        value: Any = None
+        events: Sequence[Event] = ()
+        if op == "depth":
+            value = self.queues.depth(*arguments), self.queues.is_full(*arguments)
+        elif op == "stats":
+            value = self.stats()
+        elif op == "describe":
+            value = self._settings
+        else:
+            events = self.queues.close()
+        return [Answer(client, number, Status.DONE, (Item(pack(value)),)), *events]
 
     def _take(self, peer: Peer, frame: Frame) -> None:
         """Answer a request; in the thread that reads."""
         info = peer.info
         if info is None:
             return
-        client, number, op = info.instance, frame.number, frame.envelope[0]
-        events: Sequence[Event] = ()
+        client, number = info.instance, frame.number
         try:
+            op, arguments = read_request(frame)
             with self._lock:
-                if op == Op.ACKNOWLEDGE:
-                    events = self.queues.acknowledge(client, number, read_acknowledgement(frame.envelope))
-                elif op == Op.CANCEL:
-                    events = self.queues.cancel(client, number)
-                else:
+                if op not in ("acknowledge", "cancel"):
                     self._clients[client] = peer
                     now = time.monotonic()
                     if not self._marks or now - self._marks[-1][0] >= 1.0:
                         self._marks.append((now, self.queues.puts, self.queues.gets))
-                    if op == Op.PUT:
-                        events = self.queues.put(client, number, *read_put(frame))
-                    elif op == Op.GET:
-                        events = self.queues.get(client, number, *read_get(frame.envelope))
-                    else:
-                        # From a member of this job.
-                        value, events = self.ask(Op(op), pickle.loads(frame.envelope[1:]))  # noqa: S301
-                        peer.send(Kind.REPLY, number, ONE_DONE, pickle.dumps(value))
-                self._act(events)
+                self._act(self.carry_out(client, number, op, arguments, _pack))
         except Exception as error:
             failed = Answer(client, number, Status.FAILED, problem=f"{type(error).__name__}: {error}")
             peer.send(Kind.REPLY, number, *write_answer(failed, peer.is_near))
 
     def _act(self, events: Sequence[Event]) -> None:
         for event in events:
-            peer = self._clients.get(event.client)
-            if isinstance(event, Answer):
-                if peer is not None:
-                    peer.send(Kind.REPLY, event.number, *write_answer(event, peer.is_near))
-            elif isinstance(event, Recall):
-                if peer is not None:
-                    # The second reply to a request: return what it got.
-                    peer.send(Kind.REPLY, event.number)
-            else:
+            if isinstance(event, SetAside):
                 log.warning(
                     "channel %r, key %s: %s set aside, since three processes that had got them died",
                     self._name,
                     key_text(event.key),  # type: ignore[arg-type]
                     plural(event.how_many, "item is", "items are"),
                 )
+            elif (peer := self._clients.get(event.client)) is not None:
+                # A second reply to a request says that what it got should come back.
+                answer = write_answer(event, peer.is_near) if isinstance(event, Answer) else ()
+                peer.send(Kind.REPLY, event.number, *answer)
 
-    def _drop(self, info: PeerInfo) -> None:
+    def _drop(self, peer: Peer, _error: Exception) -> None:
         """Take back what a process had that died."""
         with self._lock:
-            if self._clients.pop(info.instance, None) is not None:
-                self._act(self.queues.drop_client(info.instance))
+            if peer.info is not None and self._clients.pop(peer.info.instance, None) is not None:
+                self._act(self.queues.drop_client(peer.info.instance))
+
+
+def _pack(value: Any) -> Piece:
+    return pickle.dumps(value), (), None, 0
 
 
 def _name(info: PeerInfo | None, client: str) -> str:

@@ -93,8 +93,7 @@ class SetAside(NamedTuple):
 Event = Answer | Recall | SetAside
 
 
-@dataclass(frozen=True, slots=True)
-class Want:
+class Want(NamedTuple):
     """What a get asks for: a number of items, or a weight."""
 
     most: int = 1
@@ -355,9 +354,6 @@ class Queues:
         """Whether there is nothing in it, and no client waits."""
         return not self._lines
 
-    def __contains__(self, key: Hashable) -> bool:
-        return key in self._lines
-
     def totals(self) -> dict[str, int]:
         """Return counts over all keys: cheap enough for once a second."""
         lines = self._lines.values()
@@ -418,15 +414,12 @@ class Queues:
             return False
         # Small items do not overtake a large one that waits for bytes.
         return not any(
-            (not order or first.order < order) and not self._is_long(other)
+            # Unless that one has as many items as it may, however few bytes they are.
+            (not order or first.order < order) and not (self.maxsize and other.depth >= self.maxsize)
             for other in self._full.values()
             if other is not line
             for first in itertools.islice(other.putters.values(), 1)
         )
-
-    def _is_long(self, line: _Line) -> bool:
-        """Whether it has as many items as it may, however few bytes they are."""
-        return bool(self.maxsize) and line.depth >= self.maxsize
 
     def _accept(self, line: _Line, items: Sequence[Item]) -> None:
         size = 0
@@ -475,7 +468,12 @@ class Queues:
         """Answer a get if what it wants is there, or if it never will be; returns whether it was answered."""
         want = getter.want
         if want.min_version is not None:
-            self._drop_older(line, want.min_version)
+            old = [item for item in line.items if item.version < want.min_version]
+            if old:
+                line.items = deque(item for item in line.items if item.version >= want.min_version)
+                line.turn += 1
+                line.dropped += len(old)
+                self.bytes -= sum(item.size for item in old)
         if want.target is not None:
             count, is_ready = self._count_batch(line, getter, want.target)
             if not count and is_ready:
@@ -508,14 +506,6 @@ class Queues:
         status = Status.CLOSED if is_over and not items else Status.DONE
         out.append(Answer(*request, status, tuple(items)))
         return True
-
-    def _drop_older(self, line: _Line, min_version: int) -> None:
-        old = [item for item in line.items if item.version < min_version]
-        if old:
-            line.items = deque(item for item in line.items if item.version >= min_version)
-            line.turn += 1
-            line.dropped += len(old)
-            self.bytes -= sum(item.size for item in old)
 
     def _count_batch(self, line: _Line, getter: _Getter, target: float) -> tuple[int, bool]:
         """Count the items at the front that fit into a batch; returns also whether it is complete."""

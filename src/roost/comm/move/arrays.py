@@ -107,10 +107,6 @@ class Buffer:
         """Return its bytes as a tensor, on the device that it is on."""
         return wrap(self.view, "uint8", (self.nbytes,)) if self.on_device is None else bytes_of(self.on_device)
 
-    def move_to_device(self) -> None:
-        """Copy what arrived in the host's memory to the device."""
-        self.as_tensor().copy_(wrap(self.view, "uint8", (self.nbytes,)))
-
 
 def as_buffer(thing: Any, method: str, *, is_target: bool = False) -> Buffer:
     """Return the memory of a numpy array or a tensor; ConfigError if it has none that can be used."""

@@ -21,7 +21,7 @@ from roost.comm.move.route import End, Route, choose_route
 from roost.comm.wire.connection import Frame, Kind, PeerInfo, view
 from roost.comm.wire.endpoint import Endpoint
 from roost.comm.wire.loop import Handle
-from roost.comm.wire.peer import Peer, gone_error
+from roost.comm.wire.peer import Peer
 from roost.errors import ClusterError, WorkerDied
 
 _SENT, _NOT_SENT = b"sent", b"not sent"
@@ -93,14 +93,15 @@ class Loans:
         self._mappings = Mappings()
         self.pairs = Pairs(endpoint.own, endpoint.host)
         endpoint.on_loan = self._take
-        endpoint.on_gone.append(self._forget)
+        endpoint.on_end.append(self._forget)
         endpoint.on_close.append(self._close)
         _here[endpoint.own] = self
 
     @property
     def can_lend(self) -> bool:
         """Whether others can reach this process, and it uses a device; torch is loaded."""
-        return self._endpoint.is_open and bool(sys.modules["torch"].cuda.is_initialized())
+        can_be_reached = self._endpoint.host is not None and not self._endpoint.is_closed
+        return can_be_reached and bool(sys.modules["torch"].cuda.is_initialized())
 
     def add(self, lending: Lending) -> int:
         """Keep the tensors of a message, under a number."""
@@ -209,11 +210,12 @@ class Loans:
         content = memoryview(host.numpy())
         peer.send(Kind.REPLY, frame.number, b"", b"", [content])
 
-    def _forget(self, peer: PeerInfo) -> None:
+    def _forget(self, peer: Peer, error: Exception) -> None:
         """Take back what a process that has ended would have fetched."""
-        self.pairs.forget(peer)
-        for number in [number for number, lending in list(self._lent.items()) if lending.to == peer.address]:
-            self.take_back(number, gone_error(peer))
+        if peer.info is not None:
+            self.pairs.forget(peer.info)
+            for number in [number for number, lending in list(self._lent.items()) if lending.to == peer.address]:
+                self.take_back(number, error)
 
     def _close(self) -> None:
         _here.pop(self.own, None)

@@ -71,7 +71,7 @@ class Kind(enum.IntEnum):
     FREE = 7
     """Shared memory is not used any more."""
     HOLD = 8
-    """Messages should wait at their sender, or may go on."""
+    """Messages should wait at their sender, or with the number 0 may go on. Everything else goes on in any case."""
     # The frames above are counted, kept until they have arrived, and sent again over the next connection. Those below
     # are about one connection, and end with it.
     MEMORY = 16
@@ -139,7 +139,9 @@ class SharedBuffer:
 class Connection:
     """One end of a connection. Its peer's lock is held by all that write, and `reading` by the thread that reads."""
 
-    def __init__(self, loop: Loop, sock: socket.socket, secret: bytes, endpoint: Endpoint, *, is_server: bool) -> None:
+    def __init__(self, loop: Loop, sock: socket.socket, secret: bytes, endpoint: Endpoint, target: Peer | None) -> None:
+        """Take to whom this process connects; None if the other end does."""
+        self.target = target
         self.peer: Peer | None = None
         """The wire that it is a part of, once the other end has proved to be a member."""
         self.is_closed = False
@@ -164,7 +166,6 @@ class Connection:
         self._sock = sock
         self._secret = secret
         self._endpoint = endpoint
-        self._is_server = is_server
         self._out: deque[memoryview] = deque()
         self._out_fds: deque[tuple[int, Memory]] = deque()
         """Descriptors that travel with a part of `_out`, by the number of bytes after which that begins."""
@@ -198,14 +199,9 @@ class Connection:
         if not self.is_near:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         loop.watch(self.fd, self._handle)
-        if is_server:
+        if target is None:
             self._nonce = secrets.token_bytes(_NONCE)
             self.write([self._nonce])
-
-    @property
-    def backlog(self) -> int:
-        """How many bytes wait for the other end to take them."""
-        return self._queued - self._written
 
     def mark(self, handle: Handle[None]) -> None:
         """Complete a send when all that was written before has left this process."""
@@ -451,7 +447,8 @@ class Connection:
                 if not self._is_deaf and any(memory and self._maps[memory] is None for _, memory in sizes):
                     # Its memory cannot be mapped here: it and all that follows has to come again, without descriptors.
                     self._is_deaf = True
-                    peer.ask_again(self)
+                    log.warning("this process has no descriptor left: buffers from %s come through the socket", peer)
+                    peer.tell(self, Kind.AGAIN)
                 for length, memory in sizes:
                     if memory:
                         frame.buffers.append(self._borrow(peer, length, memory))
@@ -517,7 +514,7 @@ class Connection:
 
     def _greet(self) -> Generator[int, bytes, None]:
         """Prove to know the secret, and have the other end prove it. What is read here is not trusted."""
-        if self._is_server:
+        if self.target is None:
             proof, theirs = (yield _PROOF), (yield _NONCE)
             hello = yield from self._hello()
             if not hmac.compare_digest(proof, self._prove(b"client", self._nonce, theirs, hello)):
@@ -529,7 +526,7 @@ class Connection:
         else:
             theirs = yield _NONCE
             nonce = secrets.token_bytes(_NONCE)
-            own = json.dumps(self._endpoint.hello(self)).encode()
+            own = json.dumps(self._endpoint.hello(self.target)).encode()
             proof = self._prove(b"client", theirs, nonce, own)
             self.write([proof, nonce, struct.pack("<I", len(own)), own])
             proof = yield _PROOF
@@ -537,7 +534,7 @@ class Connection:
             if not hmac.compare_digest(proof, self._prove(b"server", nonce, theirs, answered)):
                 raise ValueError("not a member")
             greeted = json.loads(answered)
-            peer = self._endpoint.admitted(self, greeted)
+            peer = self._endpoint.admitted(self, self.target, greeted)
         if peer is None:
             self._flush_all()
             raise ValueError("refused")

@@ -9,7 +9,6 @@ any more has ended, and so has its peer.
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import logging
 import os
@@ -31,7 +30,7 @@ from roost.comm.move.memory import Pool
 from roost.comm.wire.connection import Connection, Frame, Kind, PeerInfo
 from roost.comm.wire.loop import Loop
 from roost.comm.wire.peer import OwnPeer, Peer, gone_error, lost_error
-from roost.errors import ClusterError, RoostError, WorkerDied
+from roost.errors import ClusterError, WorkerDied
 
 log: logging.Logger = logging.getLogger(__name__)
 
@@ -73,7 +72,7 @@ class Directory(Protocol):
         """Find a process by its name, waiting until it is there; not the one with instance `but_not`, which is gone.
 
         `on_wait` is called if it is not there yet, and again if it is still not there after some seconds. Fails with
-        WorkerDied if it is dead and will not be restarted.
+        WorkerDied if it is dead and will not be restarted, and with other errors of Roost.
         """
 
 
@@ -94,9 +93,7 @@ class Endpoint:
         self.on_loan: Callable[[Peer, Frame], None] | None = None
         """What answers those who fetch a tensor from a device."""
         self.on_end: list[Callable[[Peer, Exception], None]] = []
-        """Called when a peer has ended, or no process of its name can be found."""
-        self.on_gone: list[Callable[[PeerInfo], None]] = []
-        """Called when a process has ended, or is lost."""
+        """Called when a peer has ended or is lost, or no process of its name can be found: then it has no `info`."""
         self.on_close: list[Callable[[], None]] = []
         """Called when this process stops communicating."""
         self.is_closed = False
@@ -107,10 +104,8 @@ class Endpoint:
         self._on_request: Callable[[Peer, Frame], None] | None = None
         self._early: list[tuple[Peer, Frame]] = []
         """Requests that arrived before there was something to answer them."""
-        self._strangers: dict[Connection, None] = {}
+        self._ungreeted: dict[Connection, None] = {}
         """Connections whose other ends have not proved to be members, the oldest first."""
-        self._dials: dict[Connection, tuple[Peer, int]] = {}
-        """Connections that this process opens: to whom, and with which epoch."""
         self.numbers = itertools.count(1)
         """Numbers that this process has not used yet."""
         self._listeners: list[socket.socket] = []
@@ -143,11 +138,6 @@ class Endpoint:
             self.loop.watch(one.fileno(), lambda _event, one=one: self._accept(one))  # type: ignore[misc]
         if host:
             self._directory.announce(self._listing)
-
-    @property
-    def is_open(self) -> bool:
-        """Whether other processes can reach this one."""
-        return self.host is not None and bool(self._listeners) and not self.is_closed
 
     def peer(self, address: str) -> Peer:
         """Return the wire to a process, and begin to look for it if there is none; its death is noticed from now on."""
@@ -214,7 +204,7 @@ class Endpoint:
             call()
         while True:
             with self.lock:
-                peers, connections = list(self.peers.values()), [*self._strangers, *self._dials]
+                peers, connections = list(self.peers.values()), list(self._ungreeted)
                 self.peers.clear()
             if not peers and not connections:
                 break
@@ -230,7 +220,7 @@ class Endpoint:
         self.is_closed = True
         for listener in self._listeners:
             listener.close()
-        for connection in [*self._strangers, *self._dials, *(peer.connection for peer in self.peers.values())]:
+        for connection in [*self._ungreeted, *(peer.connection for peer in self.peers.values())]:
             if connection is not None:
                 connection.abandon()
 
@@ -254,10 +244,7 @@ class Endpoint:
         try:
             listing = found.result(0)
         except Exception as error:
-            if peer.session and isinstance(error, WorkerDied):
-                self._end(peer, gone_error(peer.info))
-            else:
-                self._end(peer, error if isinstance(error, RoostError) else ClusterError(f"{peer.address}: {error}"))
+            self._end(peer, gone_error(peer.info) if peer.session and isinstance(error, WorkerDied) else error)
             return
         if peer.session and peer.info is not None and listing.peer.instance != peer.info.instance:
             # Another process has its name now.
@@ -301,14 +288,7 @@ class Endpoint:
             return
         peer.proposed = peer.proposed or secrets.token_hex(8)
         peer.epoch_tried = max(peer.epoch_tried, peer.epoch) + 1
-        with self.lock:
-            if self.is_closed:
-                sock.close()
-                return
-            connection = Connection(self.loop, sock, self._secret, self, is_server=False)
-            self._dials[connection] = peer, peer.epoch_tried
-        peer.dialing = connection
-        self.loop.call_later(GREET_SECONDS, functools.partial(self._drop_ungreeted, connection))
+        peer.dialing = self._begin(sock, peer)
 
     def _is_near(self, listing: Listing) -> bool:
         return bool(listing.local_name) and listing.peer.node_rank == self.own.node_rank
@@ -353,12 +333,11 @@ class Endpoint:
         about = {"info": asdict(self.own), "local": own.local_name, "host": own.host, "port": own.port}
         return about | {"count": next(self.numbers)} | more
 
-    def hello(self, connection: Connection) -> dict[str, Any]:
+    def hello(self, peer: Peer) -> dict[str, Any]:
         """Return what this end of a connection that it opened says about itself."""
-        peer, epoch = self._dials[connection]
         # If both ends had proposed a name when they met, the wire has that of the other end.
         session, is_new = peer.session or peer.proposed, not peer.session
-        return self._about(session=session, epoch=epoch, is_new=is_new, received=peer.received)
+        return self._about(session=session, epoch=peer.epoch_tried, is_new=is_new, received=peer.received)
 
     def admit(self, connection: Connection, hello: dict[str, Any]) -> tuple[dict[str, Any], Peer | None]:
         """Return what to answer to a process that has connected, and its peer unless it is refused."""
@@ -387,9 +366,8 @@ class Endpoint:
         self._adopt(peer, connection, info, hello, max(mine, epoch))
         return self._about(verdict="welcome", session=session, received=peer.received), peer
 
-    def admitted(self, connection: Connection, answer: dict[str, Any]) -> Peer | None:
+    def admitted(self, connection: Connection, peer: Peer, answer: dict[str, Any]) -> Peer | None:
         """Take that answer at the end that connected."""
-        peer, epoch = self._dials[connection]
         listing, info = peer.listing, PeerInfo(**answer["info"])
         if listing is None or peer.dialing is not connection or peer.is_over:
             return None
@@ -404,14 +382,13 @@ class Endpoint:
             self._end(peer, lost_error(peer.info))
         if answer["verdict"] != "welcome":
             return None
-        self._adopt(peer, connection, info, answer, epoch)
+        self._adopt(peer, connection, info, answer, peer.epoch_tried)
         return peer
 
     def _adopt(self, peer: Peer, connection: Connection, info: PeerInfo, said: dict[str, Any], epoch: int) -> None:
         """Make a connection that of a peer; whatever it had before ends, and is read to its end."""
         with self.lock:
-            self._strangers.pop(connection, None)
-            self._dials.pop(connection, None)
+            self._ungreeted.pop(connection, None)
         self._stop_looking(peer)
         dialing, peer.dialing = peer.dialing, None
         before = peer.connection
@@ -419,22 +396,20 @@ class Endpoint:
         peer.heard, peer.refused, peer.is_near_refused = said["count"], 0, False
         peer.listing = Listing(peer=info, local_name=said["local"], host=said["host"], port=said["port"])
         if dialing is not None and dialing is not connection:
-            with self.lock:
-                self._dials.pop(dialing, None)
             dialing.close()
         if before is not None:
             before.peer = None
             before.close()
-            self._leave(peer, before)
+            peer.detach(before)
 
     def broken(self, connection: Connection) -> None:
         """Note the end of a connection, whether it was greeted or not."""
         with self.lock:
-            self._strangers.pop(connection, None)
-            dialed = self._dials.pop(connection, None)
-        if dialed is not None:
-            peer = dialed[0]
-            if peer.dialing is connection:
+            is_greeted = connection not in self._ungreeted
+            self._ungreeted.pop(connection, None)
+        if not is_greeted:
+            peer = connection.target
+            if peer is not None and peer.dialing is connection:
                 peer.dialing = None
                 if isinstance(connection.reason, ValueError):
                     # It answered and refused, since it connects itself just now, or is another process.
@@ -445,7 +420,7 @@ class Endpoint:
         peer_of = connection.peer
         if peer_of is None:
             return
-        self._leave(peer_of, connection)
+        peer_of.detach(connection)
         if peer_of.is_open or self.is_closed or peer_of.is_over:
             return
         epoch = peer_of.epoch
@@ -457,11 +432,6 @@ class Endpoint:
             # Nothing listens there that could be asked. A process that lives closes no connection, and connects again
             # if one is reset.
             self._end(peer_of, gone_error(peer_of.info))
-
-    def _leave(self, peer: Peer, connection: Connection) -> None:
-        """Wait for a thread that may still hand on what it has read: what comes next has to come after that."""
-        connection.let_go()
-        peer.detach(connection)
 
     def _give_up(self, peer: Peer, epoch: int) -> None:
         if not peer.is_over and not peer.is_open and peer.epoch == epoch:
@@ -476,9 +446,6 @@ class Endpoint:
         peer.end(error)
         for end in self.on_end:
             end(peer, error)
-        if peer.info is not None:
-            for call in list(self.on_gone):
-                call(peer.info)
 
     # Strangers.
 
@@ -500,13 +467,8 @@ class Endpoint:
                     sock.close()
                     continue
             self._drop_strangers(self._most_strangers - 1)
-            with self.lock:
-                if self.is_closed:
-                    sock.close()
-                    return
-                connection = Connection(self.loop, sock, self._secret, self, is_server=True)
-                self._strangers[connection] = None
-            self.loop.call_later(GREET_SECONDS, functools.partial(self._drop_ungreeted, connection))
+            if self._begin(sock, None) is None:
+                return
 
     def _listen(self, listener: socket.socket) -> None:
         if not self.is_closed:
@@ -514,12 +476,25 @@ class Endpoint:
 
     def _drop_strangers(self, most: int) -> None:
         """Close the oldest connections whose other ends have not proved to be members, if there are too many."""
-        for connection in list(self._strangers)[: max(0, len(self._strangers) - most)]:
+        strangers = [connection for connection in list(self._ungreeted) if connection.target is None]
+        for connection in strangers[: max(0, len(strangers) - most)]:
             connection.close()
 
-    def _drop_ungreeted(self, connection: Connection) -> None:
-        if connection in self._strangers or connection in self._dials:
-            connection.close()
+    def _begin(self, sock: socket.socket, target: Peer | None) -> Connection | None:
+        """Begin a connection, which ends soon unless its other end proves to be a member."""
+        with self.lock:
+            if self.is_closed:
+                sock.close()
+                return None
+            connection = Connection(self.loop, sock, self._secret, self, target)
+            self._ungreeted[connection] = None
+
+        def end() -> None:
+            if connection in self._ungreeted:
+                connection.close()
+
+        self.loop.call_later(GREET_SECONDS, end)
+        return connection
 
 
 def own_instance() -> str:

@@ -50,7 +50,7 @@ class Handle(Generic[Value]):
     It can be waited for any number of times, and gives the same value or raises the same error each time. It is true.
     """
 
-    __slots__ = ("_callbacks", "_error", "_late", "_loop", "_open", "_value", "_waiting", "is_done")
+    __slots__ = ("_callbacks", "_late", "_loop", "_open", "_value", "_waiting", "error", "is_done")
 
     def __init__(
         self,
@@ -65,7 +65,8 @@ class Handle(Generic[Value]):
         """That function, or the lock that a thread holds while it opens the value."""
         self._late = late
         self._value: Any = None
-        self._error: BaseException | None = None
+        self.error: BaseException | None = None
+        """What it failed with, if it has."""
         self._waiting: tuple[threading.Lock, ...] = ()
         """The locks of the threads that sleep until it is done."""
         self._callbacks: tuple[Callable[[], None], ...] = ()
@@ -88,6 +89,10 @@ class Handle(Generic[Value]):
             raise error
         return self._get()
 
+    def missing(self) -> str:
+        """Say what has not happened, for the error of a wait that was too short; the operation goes on."""
+        return self._late()
+
     def waits_for(self) -> str:
         """Say who has to do something before it is done."""
         return self._late().partition(" has not ")[0]
@@ -96,13 +101,31 @@ class Handle(Generic[Value]):
         """Say more about that, and which workers have to do it, as far as is known."""
         return self.waits_for(), ()
 
+    def timed_out(self, timeout: float | None) -> CallTimedOut:
+        """Make the error that says who is missing."""
+        return CallTimedOut(f"{self.missing()} after {timeout or 0:g} s")
+
     async def async_wait(self, timeout: float | None = None) -> Value:
         """Do the same in a coroutine."""
         if not self.is_done:
             seconds = check_timeout(timeout)
+            loop = asyncio.get_running_loop()
+            ended: asyncio.Future[None] = loop.create_future()
+
+            def set_ended() -> None:
+                if not ended.done():
+                    ended.set_result(None)
+
+            def end() -> None:
+                # The caller may have given up, and its event loop may be closed.
+                with contextlib.suppress(RuntimeError):
+                    loop.call_soon_threadsafe(set_ended)
+
+            self.on_done(end)
+            self._loop.nudge()
             try:
                 with waiting(self.waits_for, details=self.details):
-                    await asyncio.wait_for(self._future(), seconds)
+                    await asyncio.wait_for(ended, seconds)
             except TimeoutError:
                 if not self.is_done:
                     error = with_meanwhile(self.timed_out(timeout))
@@ -116,10 +139,6 @@ class Handle(Generic[Value]):
     def __await__(self) -> Generator[Any, None, Value]:
         return self.async_wait().__await__()
 
-    def timed_out(self, timeout: float | None) -> CallTimedOut:
-        """Make the error that says who is missing."""
-        return CallTimedOut(f"{self._late()} after {timeout or 0:g} s")
-
     def complete(self, value: Any) -> None:
         """End with a value, unless it has ended."""
         self._end(value, None)
@@ -127,16 +146,6 @@ class Handle(Generic[Value]):
     def fail(self, error: BaseException) -> None:
         """End with an error, unless it has ended."""
         self._end(None, error)
-
-    @property
-    def error(self) -> BaseException | None:
-        """What it failed with, if it has."""
-        return self._error
-
-    @property
-    def raw(self) -> Any:
-        """What it was completed with."""
-        return self._value
 
     def on_done(self, callback: Callable[[], None]) -> None:
         """Call a function when it is done, in the thread that completes it; at once if it is done."""
@@ -154,7 +163,7 @@ class Handle(Generic[Value]):
         with self._loop.turns:
             if self.is_done:
                 return
-            self._value, self._error = value, error
+            self._value, self.error = value, error
             self.is_done = True
             for waiter in self._waiting:
                 waiter.release()
@@ -163,58 +172,37 @@ class Handle(Generic[Value]):
         for callback in callbacks:
             callback()
 
-    def _future(self) -> asyncio.Future[None]:
-        """Return a future of the running event loop that is done when this is, and does not keep it."""
-        loop = asyncio.get_running_loop()
-        ended: asyncio.Future[None] = loop.create_future()
-
-        def set_ended() -> None:
-            if not ended.done():
-                ended.set_result(None)
-
-        def end() -> None:
-            # The caller may have given up, and its event loop may be closed.
-            with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(set_ended)
-
-        self.on_done(end)
-        self._loop.nudge()
-        return ended
-
     def _get(self) -> Value:
-        while self._error is None and self._open is not None:
-            self._open_value()
-        if self._error is not None:
-            raise self._error
+        """Return the value, or raise the error; one thread turns the raw value into it, and others wait for that."""
+        while self.error is None and self._open is not None:
+            opening = threading.Lock()
+            opening.acquire()
+            opener = None
+            try:
+                with self._loop.turns:
+                    opener = self._open
+                    if callable(opener):
+                        self._open = opening
+                if callable(opener):
+                    try:
+                        self._value = opener(self._value)
+                    except Exception as error:
+                        if is_from_handler(error):
+                            raise
+                        self._value, self.error = None, error
+                    opener = None
+                elif opener is not None:
+                    with opener:
+                        continue
+            finally:
+                if self._open is opening:
+                    # After Ctrl-C it is as it was: the value can still be taken, or go back.
+                    self._open = opener
+                    opening.release()
+        if self.error is not None:
+            raise self.error
         value: Value = self._value
         return value
-
-    def _open_value(self) -> None:
-        """Turn the raw value into that of the caller, or wait for the thread that does."""
-        opening = threading.Lock()
-        opening.acquire()
-        opener = None
-        try:
-            with self._loop.turns:
-                opener = self._open
-                if callable(opener):
-                    self._open = opening
-            if callable(opener):
-                try:
-                    self._value = opener(self._value)
-                except Exception as error:
-                    if is_from_handler(error):
-                        raise
-                    self._value, self._error = None, error
-                opener = None
-            elif opener is not None:
-                with opener:
-                    return
-        finally:
-            if self._open is opening:
-                # After Ctrl-C it is as it was: the value can still be taken, or go back.
-                self._open = opener
-                opening.release()
 
 
 def all_of(loop: Loop, handles: Sequence[Handle[None]], value: Any, late: str) -> Handle[Any]:
@@ -260,7 +248,7 @@ class Loop:
         self._poll = select.epoll()
         self._woken = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poll.register(self._woken, select.EPOLLIN)
-        self._handlers: dict[int, Callable[[int], None]] = {self._woken: self._wake_up}
+        self._handlers: dict[int, Callable[[int], None]] = {self._woken: self._make_calls}
         self._calls: deque[Callable[[], object]] = deque()
         self._lent: dict[Connection, float] = {}
         """The connections that threads read themselves, each with when it was last left."""
@@ -363,10 +351,19 @@ class Loop:
             if self._thread.ident is None:
                 self._thread.start()
 
-    def nudge(self) -> None:
-        """Let the thread read all that no other one does: a caller waits for something, but not by reading."""
+    def nudge(self, before: float = math.inf) -> None:
+        """Let the thread read all that no other one does: a caller waits for something, but not by reading.
+
+        With a moment, only what was left before that.
+        """
         if self._lent:
-            self._take_back_before(math.inf)
+            with self.turns:
+                left = [source for source, since in list(self._lent.items()) if since < before]
+                for source in left:
+                    self._lent.pop(source, None)
+                    source.is_lent = False
+            for source in left:
+                source.listen()
 
     def stop(self) -> None:
         """End the thread."""
@@ -393,38 +390,27 @@ class Loop:
         if handle.is_done and time.perf_counter() - began < LEAST_WAIT_SECONDS:
             return True
         with waiting(handle.waits_for, began, handle.details):
-            left = None if timeout is None else timeout - (time.perf_counter() - began)
-            return handle.is_done or self._sleep(handle, source, Deadline.after(left))
-
-    def _sleep(self, handle: Handle[Any], source: Connection | None, deadline: Deadline) -> bool:
-        self.nudge()
-        asleep = threading.Lock()
-        asleep.acquire()
-        with self.turns:
+            deadline = Deadline.after(None if timeout is None else timeout - (time.perf_counter() - began))
             if handle.is_done:
                 return True
-            handle._waiting += (asleep,)
-            if source is not None:
-                source.sleepers += 1
-        try:
-            left = deadline.timeout
-            asleep.acquire(timeout=-1 if left is None else left)
-        finally:
+            self.nudge()
+            asleep = threading.Lock()
+            asleep.acquire()
             with self.turns:
-                handle._waiting = tuple(other for other in handle._waiting if other is not asleep)
+                if handle.is_done:
+                    return True
+                handle._waiting += (asleep,)
                 if source is not None:
-                    source.sleepers -= 1
-        return handle.is_done
-
-    def _take_back_before(self, moment: float) -> None:
-        """Read the connections again that were left before a moment, and that no thread reads."""
-        with self.turns:
-            left = [source for source, since in list(self._lent.items()) if since < moment]
-            for source in left:
-                self._lent.pop(source, None)
-                source.is_lent = False
-        for source in left:
-            source.listen()
+                    source.sleepers += 1
+            try:
+                left = deadline.timeout
+                asleep.acquire(timeout=-1 if left is None else left)
+            finally:
+                with self.turns:
+                    handle._waiting = tuple(other for other in handle._waiting if other is not asleep)
+                    if source is not None:
+                        source.sleepers -= 1
+            return handle.is_done
 
     def _run(self) -> None:
         self.ident = threading.get_ident()
@@ -448,20 +434,16 @@ class Loop:
                 self._make(heapq.heappop(self._timers)[2])
             while self.at_end:
                 self.at_end.pop()()
-            if self._lent:
-                self._take_back_before(time.monotonic() - LINGER_SECONDS)
+            self.nudge(time.monotonic() - LINGER_SECONDS)
         self._make_calls()
 
     def _wake(self) -> None:
         with contextlib.suppress(OSError):
             os.eventfd_write(self._woken, 1)
 
-    def _wake_up(self, _event: int) -> None:
+    def _make_calls(self, _event: int = 0) -> None:
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._woken)
-        self._make_calls()
-
-    def _make_calls(self) -> None:
         # Another thread may make them, too, once the loop is stopped.
         with contextlib.suppress(IndexError):
             for _ in range(len(self._calls)):
@@ -474,29 +456,21 @@ class Loop:
             log.exception("the communication thread could not do something")
 
 
-class uninterrupted:  # noqa: N801 - used like contextlib.suppress
+@contextlib.contextmanager
+def uninterrupted() -> Generator[None]:
     """Hold Ctrl-C back until the end of a block, in the thread that it would interrupt."""
-
-    __slots__ = ("_frame", "_handler")
-
-    def __enter__(self) -> None:
-        self._handler: Any = None
-        self._frame: Any = None
-        if threading.current_thread() is threading.main_thread():
-            handler = signal.getsignal(signal.SIGINT)
-            if callable(handler):
-                self._handler = handler
-                signal.signal(signal.SIGINT, self._hold)
-
-    def __exit__(self, *_: object) -> None:
-        if self._handler is None:
-            return
-        signal.signal(signal.SIGINT, self._handler)
-        if self._frame is not None:
-            self._handler(signal.SIGINT, self._frame)
-
-    def _hold(self, _number: int, frame: Any) -> None:
-        self._frame = frame
+    handler = signal.getsignal(signal.SIGINT) if threading.current_thread() is threading.main_thread() else None
+    if not callable(handler):
+        yield
+        return
+    held: list[tuple[int, Any]] = []
+    signal.signal(signal.SIGINT, lambda *pressed: held.append(pressed))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if held:
+            handler(*held[-1])
 
 
 _find_handler: Callable[[int], Any] = importlib.import_module("_signal").getsignal

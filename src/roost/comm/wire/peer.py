@@ -18,6 +18,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from roost.comm.limits import LOST_SECONDS
@@ -47,21 +48,19 @@ _MOST_WAITING = 1 << 26
 """How many bytes wait here for a process that is not up yet before those that send wait, too."""
 
 
+@dataclass(slots=True, eq=False)
 class _Kept:
     """A frame with buffers that is kept until it has arrived. The others are kept as the bytes that were written."""
 
-    __slots__ = ("buffers", "data", "envelope", "handle", "is_inline", "kind", "number")
-
-    def __init__(self, kind: int, number: int, envelope: bytes, data: Any, buffers: list[Any]) -> None:
-        self.kind = kind
-        self.number = number
-        self.envelope = envelope
-        self.data = data
-        self.buffers = buffers
-        self.handle: Handle[None] | None = None
-        """The send that waits until the caller's own memory has been read."""
-        self.is_inline = False
-        """Whether what lies in shared memory was written as bytes, so that the other end returns none of it."""
+    kind: int
+    number: int
+    envelope: bytes
+    data: Any
+    buffers: list[Any]
+    handle: Handle[None] | None = None
+    """The send that waits until the caller's own memory has been read."""
+    is_inline: bool = False
+    """Whether what lies in shared memory was written as bytes, so that the other end returns none of it."""
 
 
 class Peer:
@@ -113,13 +112,12 @@ class Peer:
         self._is_absent = False
         """Whether the process is not there yet: what is packed waits here, and its sender goes on."""
         self._waiting_bytes = 0
-        self._openings: list[tuple[Callable[[], None], Callable[[Exception], None]]] = []
+        self._openings: list[Callable[[], None]] = []
         self._failing: set[Handle[None]] = set()
         """Sends under way in many frames."""
         self._is_held = False
         self._held: deque[tuple[tuple[int, int, bytes, Any, Sequence[Any], Any, None], Handle[None] | None]] = deque()
         """Messages that the other process does not take now, because too many wait there."""
-        self._is_holding = False
         self._numbers: dict[weakref.ref[Memory], int] = {}
         """By what the other end may borrow: the number that it knows that by, until the memory is no more."""
         self._new_number = itertools.count(1)
@@ -191,41 +189,35 @@ class Peer:
         handle: Handle[None] | None = None,
     ) -> Handle[None] | None:
         connection = self.connection
-        if not buffers:
-            frame = HEADER.pack(kind, 0, 0, len(envelope), len(data), number, self.received) + envelope + data
-            self.told = self.received
-            self._kept.append(frame)
-            if connection is not None and connection.write((frame,)) < SHARED_FROM:
-                if handle is not None:
-                    handle.complete(None)
-                return handle
-            if handle is None and late is not None:
-                handle = Handle(self.loop, late=late)
-            if handle is not None:
-                if connection is not None:
-                    connection.mark(handle)
-                else:
-                    self._pend(handle, len(frame))
+        if buffers:
+            handle = handle or (Handle(self.loop, late=late) if late is not None else None)
+            kept = _Kept(kind, number, envelope, data, list(buffers), handle)
+            for buffer in buffers:
+                if isinstance(buffer, SharedBuffer):
+                    self._lend(buffer, on_free)
+            done = self._share(kept) if connection is not None else None
+            self._kept.append(kept)
+            if connection is not None:
+                self._write(kept, connection, done)
             return handle
-        kept = _Kept(kind, number, envelope, data, list(buffers))
-        for buffer in kept.buffers:
-            if isinstance(buffer, SharedBuffer):
-                self._lent.setdefault(self._number_of(buffer.memory), deque()).append((buffer, on_free))
-        if connection is not None:
-            self._share(kept, connection)
-        is_caller_free = all(isinstance(buffer, SharedBuffer) for buffer in kept.buffers)
-        self._kept.append(kept)
+        frame = HEADER.pack(kind, 0, 0, len(envelope), len(data), number, self.received) + envelope + data
+        self.told = self.received
+        self._kept.append(frame)
+        if connection is not None and connection.write((frame,)) < SHARED_FROM:
+            if handle is not None:
+                handle.complete(None)
+            return handle
         if handle is None and late is not None:
             handle = Handle(self.loop, late=late)
-        if handle is not None and (connection is None or not is_caller_free):
-            kept.handle = handle
-        if connection is not None:
-            self._write(kept, connection)
-            if handle is not None and is_caller_free:
-                if connection.backlog < SHARED_FROM:
-                    handle.complete(None)
-                else:
-                    connection.mark(handle)
+        if handle is not None:
+            if connection is not None:
+                connection.mark(handle)
+                return handle
+            self._waiting_bytes += len(frame)
+            if self._is_absent and self._waiting_bytes <= _MOST_WAITING:
+                handle.complete(None)
+            else:
+                self._pending.append(handle)
         return handle
 
     def share(self, data: Any, size: int) -> SharedBuffer | None:
@@ -243,16 +235,8 @@ class Peer:
             raise
         return SharedBuffer(memory, memoryview(memory.map)[:size])
 
-    def _share(self, kept: _Kept, connection: Connection) -> None:
-        """Move the large buffers of a frame into shared memory, where that is possible."""
-        if connection.is_inline:
-            return
-        for place, buffer in enumerate(kept.buffers):
-            if not isinstance(buffer, SharedBuffer):
-                shared = self.share(buffer, memoryview(buffer).nbytes)
-                if shared is not None:
-                    kept.buffers[place] = shared
-                    self._lent.setdefault(self._number_of(shared.memory), deque()).append((shared, None))
+    def _lend(self, buffer: SharedBuffer, on_free: Callable[[], None] | None = None) -> None:
+        self._lent.setdefault(self._number_of(buffer.memory), deque()).append((buffer, on_free))
 
     def _number_of(self, memory: Memory) -> int:
         number = self._numbers.get(weakref.ref(memory))
@@ -265,10 +249,29 @@ class Peer:
         number = self._numbers.pop(reference, None)
         connection = self.connection
         if number is not None and connection is not None and number in connection.passed:
-            self.loop.call(lambda: self._tell(connection, Kind.FORGET, number))
+            self.loop.call(lambda: self.tell(connection, Kind.FORGET, number))
 
-    def _write(self, kept: _Kept, connection: Connection) -> None:
-        """Write a frame with buffers."""
+    def _share(self, kept: _Kept) -> Handle[None] | None:
+        """Move the large buffers of a frame into shared memory, where that is possible.
+
+        Returns the send that waits for its caller's memory if nothing of that is needed any more.
+        """
+        is_caller_free = True
+        for place, buffer in enumerate(kept.buffers):
+            if not isinstance(buffer, SharedBuffer):
+                shared = self.share(buffer, memoryview(buffer).nbytes)
+                if shared is None:
+                    is_caller_free = False
+                else:
+                    kept.buffers[place] = shared
+                    self._lend(shared)
+        done = None
+        if is_caller_free:
+            done, kept.handle = kept.handle, None
+        return done
+
+    def _write(self, kept: _Kept, connection: Connection, done: Handle[None] | None) -> None:
+        """Write a frame with buffers; `done` is then done."""
         descriptions, inline = [], []
         for buffer in kept.buffers:
             if isinstance(buffer, SharedBuffer):
@@ -276,7 +279,7 @@ class Peer:
                     number = self._number_of(buffer.memory)
                     if number not in connection.passed:
                         connection.passed.add(number)
-                        self._tell(connection, Kind.MEMORY, number, buffer.memory)
+                        self.tell(connection, Kind.MEMORY, number, buffer.memory)
                     descriptions.append(BUFFER.pack(buffer.view.nbytes, number))
                     continue
                 kept.is_inline = True
@@ -289,9 +292,14 @@ class Peer:
         sizes = len(descriptions), len(kept.envelope), len(kept.data)
         header = HEADER.pack(kept.kind, flags, *sizes, kept.number, self.received)
         self.told = self.received
-        connection.write([b"".join((header, *descriptions, kept.envelope, kept.data)), *inline])
+        backlog = connection.write([b"".join((header, *descriptions, kept.envelope, kept.data)), *inline])
+        if done is not None:
+            if backlog < SHARED_FROM:
+                done.complete(None)
+            else:
+                connection.mark(done)
 
-    def _tell(self, connection: Connection, kind: Kind, number: int = 0, memory: Memory | None = None) -> None:
+    def tell(self, connection: Connection, kind: Kind, number: int = 0, memory: Memory | None = None) -> None:
         """Write a frame that is about the connection, and not kept."""
         with self.lock:
             self.told = self.received
@@ -301,34 +309,23 @@ class Peer:
         """Tell the other end what has arrived."""
         connection = self.connection
         if connection is not None and self.told < self.received:
-            self._tell(connection, Kind.ACK)
+            self.tell(connection, Kind.ACK)
 
-    def _pend(self, handle: Handle[None], size: int) -> None:
-        self._waiting_bytes += size
-        if self._is_absent and self._waiting_bytes <= _MOST_WAITING:
-            handle.complete(None)
-        else:
-            self._pending.append(handle)
+    def when_open(self, function: Callable[[], None], handle: Handle[None]) -> None:
+        """Call a function once there is a connection, and it is known how buffers travel.
 
-    def when_open(self, function: Callable[[], None], fail: Callable[[Exception], None]) -> None:
-        """Call a function once there is a connection, and it is known how buffers travel; `fail` if there is none."""
-        with self.lock:
-            if self.error is None and self.connection is None:
-                self._openings.append((function, fail))
-                return
-        if self.error is not None:
-            fail(self.error)
-        else:
-            function()
-
-    def fail_at_end(self, handle: Handle[None]) -> None:
-        """Fail the handle of a send in many frames if the peer ends before it is done."""
+        The handle, of what it begins, fails if the peer ends before it is done.
+        """
         with self.lock:
             self._failing.add(handle)
-            error = self.error
+            error, is_open = self.error, self.connection is not None
+            if error is None and not is_open:
+                self._openings.append(function)
         handle.on_done(lambda: self._failing.discard(handle))
         if error is not None:
             handle.fail(error)
+        elif is_open:
+            function()
 
     def request(
         self, number: int, envelope: bytes, data: Any, buffers: Sequence[Any], sink: Any, kind: int = Kind.REQUEST
@@ -338,13 +335,6 @@ class Peer:
         self.send(kind, number, envelope, data, buffers)
         if self.error is not None and self.requests.pop(number, None) is not None:
             sink.fail(self.error)
-
-    def hold(self, *, is_holding: bool) -> None:
-        """Have the other process keep its messages, or let them come again. Everything else goes on."""
-        with self.lock:
-            if self._is_holding is not is_holding:
-                self._is_holding = is_holding
-                self.send(Kind.HOLD, int(is_holding))
 
     # Receiving: in the thread that reads.
 
@@ -362,7 +352,11 @@ class Peer:
             elif kind == _FREE:
                 self._take_back(frame.number)
             elif kind == _HOLD:
-                self._be_held(is_held=bool(frame.number))
+                with self.lock:
+                    self._is_held = bool(frame.number)
+                    while self._held and not self._is_held:
+                        arguments, handle = self._held.popleft()
+                        self._put(*arguments, handle)
             else:
                 self.endpoint.take(self, frame)
         except Exception:
@@ -373,17 +367,13 @@ class Peer:
         kept = self._kept
         for _ in range(arrived - self.acknowledged):
             one = kept.popleft()
-            if type(one) is not bytes:
-                self._end_kept(one)  # type: ignore[arg-type]
+            if not isinstance(one, bytes):
+                if one.handle is not None:
+                    one.handle.complete(None)
+                for buffer in one.buffers if one.is_inline else ():
+                    if isinstance(buffer, SharedBuffer):
+                        self._take_back(self._number_of(buffer.memory))
         self.acknowledged = arrived
-
-    def _end_kept(self, kept: _Kept) -> None:
-        if kept.handle is not None:
-            kept.handle.complete(None)
-        if kept.is_inline:
-            for buffer in kept.buffers:
-                if isinstance(buffer, SharedBuffer):
-                    self._take_back(self._number_of(buffer.memory))
 
     def allocate(self, size: int) -> memoryview:
         """Return memory for a buffer that arrives through the socket."""
@@ -407,13 +397,6 @@ class Peer:
         if on_free is not None:
             on_free()
 
-    def _be_held(self, *, is_held: bool) -> None:
-        with self.lock:
-            self._is_held = is_held
-            while self._held and not is_held:
-                arguments, handle = self._held.popleft()
-                self._put(*arguments, handle)
-
     # Connections, one after the other: in the communication thread.
 
     def attach(self, connection: Connection, arrived: int) -> None:
@@ -428,7 +411,7 @@ class Peer:
                 connection.mark(handle)
             self._pending = []
             openings, self._openings = self._openings, []
-        for function, _ in openings:
+        for function in openings:
             function()
 
     def _write_kept(self, connection: Connection) -> None:
@@ -436,15 +419,13 @@ class Peer:
             if isinstance(one, bytes):
                 connection.write((one,))
                 continue
-            self._share(one, connection)
-            if one.handle is not None and all(isinstance(buffer, SharedBuffer) for buffer in one.buffers):
-                handle, one.handle = one.handle, None
-                connection.mark(handle)
-            self._write(one, connection)
+            self._write(one, connection, self._share(one))
         connection.write((HEADER.pack(Kind.ACK, 0, 0, 0, 0, 0, self.received),))
 
     def detach(self, connection: Connection) -> None:
         """Let go of a connection that is over, once no thread reads it any more."""
+        # A thread may still hand on what it has read: what comes next has to come after that.
+        connection.let_go()
         with self.lock:
             if self.connection is not connection:
                 return
@@ -453,16 +434,11 @@ class Peer:
             self._pending += [handle for _, handle in connection.marks]
             connection.marks.clear()
 
-    def ask_again(self, connection: Connection) -> None:
-        """Have everything that did not arrive sent again, with no buffer in shared memory."""
-        log.warning("this process has no descriptor left: buffers from %s come through the socket", self)
-        self._tell(connection, Kind.AGAIN)
-
     def send_again(self, connection: Connection) -> None:
-        """Do that for the other end, which drops what is on its way until then."""
+        """Send everything that did not arrive again, inline, to an end that drops what is on its way until then."""
         with self.lock:
             connection.is_inline = True
-            self._tell(connection, Kind.BEGIN)
+            self.tell(connection, Kind.BEGIN)
             self._write_kept(connection)
 
     def wait_for_start(self) -> None:
@@ -497,8 +473,8 @@ class Peer:
             handles += [one.handle for one in self._kept if isinstance(one, _Kept) and one.handle is not None]
             if connection is not None:
                 handles += [handle for _, handle in connection.marks]
-            sinks, openings = list(self.requests.values()), self._openings
-            self._openings = []
+            sinks = list(self.requests.values())
+            self._openings.clear()
             self.requests.clear()
             self._kept.clear()
             self._held.clear()
@@ -517,8 +493,6 @@ class Peer:
             handle.fail(error)
         for sink in sinks:
             sink.fail(error)
-        for _, fail in openings:
-            fail(error)
 
 
 class OwnPeer(Peer):
@@ -550,7 +524,7 @@ class OwnPeer(Peer):
             self.loop.call(lambda: self.take(frame))
         return None
 
-    def when_open(self, function: Callable[[], None], fail: Callable[[Exception], None]) -> None:  # noqa: ARG002
+    def when_open(self, function: Callable[[], None], handle: Handle[None]) -> None:  # noqa: ARG002 - likewise
         function()
 
 
