@@ -51,6 +51,8 @@ class Interrupts:
         self._is_armed = False
 
     def stop(self) -> None:
+        # First, since the handler of a signal that has come already would set the timer again.
+        signal.signal(signal.SIGALRM, signal.SIG_IGN)
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 

@@ -172,16 +172,12 @@ def source_of(group: Any, rank: Any) -> str:
     """Return the address of one rank of a group, or of any, or of any worker; ConfigError if it is none."""
     if type(group) is str and group == ANY and (rank is None or rank == ANY):
         return ANY
-    return f"{_group(group)}:{ANY}" if type(rank) is str and rank == ANY else _address(group, rank)
+    return _address(group, rank, is_any=type(rank) is str and rank == ANY)
 
 
-def _address(group: Any, rank: Any) -> str:
-    if isinstance(rank, bool) or not isinstance(rank, int) or rank < 0:
+def _address(group: Any, rank: Any, *, is_any: bool = False) -> str:
+    if not is_any and (isinstance(rank, bool) or not isinstance(rank, int) or rank < 0):
         raise ConfigError(f"{rank!r} is not a rank of {group!r}", hint="a rank is 0 or more")
-    return f"{_group(group)}:{rank}"
-
-
-def _group(name: Any) -> str:
-    if not isinstance(name, str) or not name or name == ANY:
-        raise ConfigError(f"{name!r} is not the name of a group")
-    return name
+    if not isinstance(group, str) or not group or group == ANY:
+        raise ConfigError(f"{group!r} is not the name of a group")
+    return f"{group}:{rank}"

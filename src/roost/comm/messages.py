@@ -127,16 +127,6 @@ class _Later(_Received):
             self._loop.call(lambda: messages.put_back(message) if message is not None else messages.withdraw(receive))
 
 
-class _Sender(Handle[None]):
-    """A tensor on its way: it goes on when the other end returns chunks."""
-
-    __slots__ = ("peer",)
-    peer: Peer
-
-    def source(self) -> Connection | None:
-        return self.peer.connection
-
-
 class _Receipt(Handle[None]):
     """Takes the answer that a tag could be read, or why not."""
 
@@ -228,14 +218,15 @@ class Messages:
         source = as_buffer(tensor, "send_tensor")
         size, number = source.nbytes, next(self.endpoint.numbers)
         envelope, receipt = self._label(to, tag, (size, source.dtype, source.shape))
-        sender = _Sender(self.endpoint.loop, late=lambda: f"{to} has not taken a tensor")
-        peer = sender.peer = self.endpoint.peer(to)
+        peer = self.endpoint.peer(to)
+        # It goes on when the other end returns chunks.
+        sender: Handle[None] = Handle(self.endpoint.loop, late=lambda: f"{to} has not taken a tensor", peer=peer)
         self.endpoint.loop.do(
             lambda: peer.when_open(lambda: self._send_chunks(peer, source, number, envelope, sender), sender)
         )
         return self._confirmed(sender, receipt)
 
-    def _send_chunks(self, peer: Peer, source: Buffer, number: int, envelope: bytes, sender: _Sender) -> None:
+    def _send_chunks(self, peer: Peer, source: Buffer, number: int, envelope: bytes, sender: Handle[None]) -> None:
         """Send a tensor in pieces of shared memory, a few at a time; to another node, in one piece."""
         size = source.nbytes
         step = _CHUNK if peer.is_near and size >= SHARED_FROM else max(1, size)
@@ -375,7 +366,9 @@ class Messages:
             label = self._read_label(info, frame.envelope) if frame.envelope else (None, False)
             if label is None:
                 return
-            size = frame.size if frame.buffers else len(frame.data)
+            size = len(frame.data)
+            if frame.buffers:
+                size += sum([view(buffer).nbytes for buffer in frame.buffers])
             message = Message(info.address, info.instance, label[0], frame, size)
             if frame.number:
                 message.loan = info, frame.number

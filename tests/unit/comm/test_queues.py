@@ -405,7 +405,8 @@ class Model(RuleBasedStateMachine):
         """Items that were accepted are those in the queue that are not known yet, in order."""
         known = set(self.inside[key]) | set(self.taken[key])
         line = self.queues._lines.get(key)
-        leased = [i.content for lease in self.queues._lease_of.values() if lease.line.key == key for i in lease.items]
+        leases = line.leases.values() if line else ()
+        leased = [item.content for lease in leases for item in lease.items]
         there = sorted([item.content for item in line.items] + leased) if line else leased
         self.inside[key] += [content for content in there if content not in known]
 

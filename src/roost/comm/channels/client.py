@@ -43,7 +43,7 @@ _REQUEST = int(Kind.REQUEST)
 class Operation(Handle[Any]):
     """A request to a home."""
 
-    __slots__ = ("client", "is_given_up", "key", "number")
+    __slots__ = ("accepted", "client", "is_given_up", "key", "number")
 
     def __init__(self, client: Client, key: bytes, open_value: Callable[[Any], Any] | None = None) -> None:
         super().__init__(client.loop, open_value)
@@ -51,6 +51,8 @@ class Operation(Handle[Any]):
         self.key = key
         self.number = 0
         self.is_given_up = False
+        self.accepted = 0
+        """How many items of a put are in the queue, if it ended before all were."""
 
     def complete(self, value: Frame | Answer) -> None:
         """Take the answer."""
@@ -58,6 +60,7 @@ class Operation(Handle[Any]):
         if answer.status is Status.DONE:
             self._succeed(answer)
         else:
+            self.accepted = answer.accepted
             self.fail(self._make_error(answer))
 
     def source(self) -> Connection | None:
@@ -102,7 +105,7 @@ class _Cancelled(Exception):  # noqa: N818 - what happened
 class PutOperation(Operation):
     """Items on their way into a queue."""
 
-    __slots__ = ("accepted", "flow", "is_confirmed", "is_whole", "items", "size", "version", "waits")
+    __slots__ = ("flow", "is_confirmed", "is_whole", "items", "size", "version", "waits")
 
     def __init__(
         self,
@@ -123,8 +126,6 @@ class PutOperation(Operation):
         """What it is sent with, unless it is sent at once."""
         self.is_confirmed = False
         """Whether the home was told to take in a put as a whole: then it cannot be withdrawn any more."""
-        self.accepted = 0
-        """How many of the items are in the queue, if it ended before all were."""
 
     def fail(self, error: BaseException) -> None:
         if not self.is_done:
@@ -161,10 +162,6 @@ class PutOperation(Operation):
 
     def missing(self) -> str:
         return f"{self.waits_for()} has no room for {'an item' if len(self.items) == 1 else 'all items'}"
-
-    def _make_error(self, answer: Answer) -> BaseException:
-        self.accepted = answer.accepted
-        return super()._make_error(answer)
 
     def _succeed(self, answer: Answer) -> None:  # noqa: ARG002 - as in the class above
         if self.is_whole:

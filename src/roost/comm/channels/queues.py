@@ -109,8 +109,6 @@ class Want(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Getter:
-    client: Client
-    number: int
     want: Want
     seen: int = 0
     """How many items at the front are in the batch, as far as it was looked."""
@@ -121,8 +119,6 @@ class _Getter:
 
 @dataclass(slots=True, eq=False)
 class _Putter:
-    client: Client
-    number: int
     items: deque[Item]
     order: int
     is_whole: bool
@@ -132,8 +128,6 @@ class _Putter:
 
 @dataclass(slots=True, eq=False)
 class _Lease:
-    client: Client
-    line: _Line
     items: deque[Item]
     is_ahead: bool
     since: float
@@ -191,10 +185,8 @@ class Queues:
         self._lines: dict[Hashable, _Line] = {}
         self._idle: OrderedDict[Hashable, _Line] = OrderedDict()
         """The lines that were used and are empty, kept for their counts; the one that was used last is at the end."""
-        self._lease_of: dict[Request, _Lease] = {}
         self._line_of: dict[Request, _Line] = {}
-        """By request that waits: where."""
-        self._draft_of: dict[Request, _Line] = {}
+        """Where each request is that waits, or has items that are not acknowledged."""
         self._full: dict[Hashable, _Line] = {}
         """The lines where puts wait."""
         self._places = itertools.count(1)
@@ -227,7 +219,7 @@ class Queues:
         if not waits and (line.putters or not (line.getters or self._has_room(line, 1, items[0].size))):
             self._tidy(line)
             return [*out, Answer(client, number, Status.FULL)]
-        line.putters[client, number] = _Putter(client, number, deque(items), next(self._orders), is_whole)
+        line.putters[client, number] = _Putter(deque(items), next(self._orders), is_whole)
         self._line_of[client, number] = line
         self._full[key] = line
         self._work(line, out)
@@ -241,7 +233,7 @@ class Queues:
             if not want.waits and not self.is_closed:
                 return [Answer(client, number, Status.EMPTY if want.least else Status.DONE)]
             line = self._open_line(key)
-        line.getters[client, number] = _Getter(client, number, want)
+        line.getters[client, number] = _Getter(want)
         self._line_of[client, number] = line
         self._work(line, out)
         if (client, number) in line.getters:
@@ -261,17 +253,17 @@ class Queues:
     def acknowledge(self, client: Client, number: int, count: int = 0) -> list[Event]:
         """Note that a client has the first items that a request of its got; with no count, all of them."""
         out: list[Event] = []
-        lease = self._lease_of.get((client, number))
-        if lease is None:
-            draft = self._draft_of.get((client, number))
-            if draft is not None:
-                self._accept(draft, self._end_draft(draft, (client, number)))
-                self._settle(draft, out)
+        request = client, number
+        line = self._line_of.get(request)
+        lease = line.leases.get(request) if line is not None else None
+        if line is None or lease is None:
+            if line is not None and request in line.drafts:
+                self._accept(line, self._end_draft(line, request))
+                self._settle(line, out)
             return out
-        line = lease.line
         if not count or count >= len(lease.items):
             taken: Sequence[Item] = lease.items
-            self._end_lease(line, (client, number))
+            self._end_lease(line, request)
         else:
             taken = [lease.items.popleft() for _ in range(count)]
         self.bytes -= sum([item.size for item in taken])
@@ -286,43 +278,36 @@ class Queues:
         out: list[Event] = []
         request = client, number
         line = self._line_of.get(request)
-        if line is not None:
-            putter = line.putters.get(request)
-            self._stop_waiting(line, request)
-            count = putter.count if putter is not None else 0
-            out.append(Answer(client, number, Status.CANCELLED, (), count))
-        elif request in self._lease_of:
-            line = self._lease_of[request].line
+        if line is None:
+            return out
+        if request in line.leases:
             self._give_back(line, [request])
-        elif request in self._draft_of:
-            line = self._draft_of[request]
+        elif request in line.drafts:
             self._end_draft(line, request)
         else:
-            return out
+            putter = line.putters.get(request)
+            self._stop_waiting(line, request)
+            out.append(Answer(client, number, Status.CANCELLED, (), putter.count if putter is not None else 0))
         self._settle(line, out)
         return out
 
     def drop_client(self, client: Client) -> list[Event]:
         """Forget a client that died: what it waited for, and what it had and did not acknowledge."""
         out: list[Event] = []
-        changed = {}
-        for request in [request for request in self._line_of if request[0] == client]:
-            line = self._line_of[request]
-            changed[line.key] = line
-            self._stop_waiting(line, request)
-        for request in [request for request in self._draft_of if request[0] == client]:
-            line = self._draft_of[request]
-            changed[line.key] = line
-            self._end_draft(line, request)
-        by_line: dict[Hashable, list[Request]] = {}
-        for request, lease in self._lease_of.items():
+        changed: dict[_Line, list[Request]] = {}
+        for request, line in self._line_of.items():
             if request[0] == client:
-                changed[lease.line.key] = lease.line
-                by_line.setdefault(lease.line.key, []).append(request)
-        for key, requests in by_line.items():
-            if count := self._give_back(changed[key], requests, is_dead=True):
-                out.append(SetAside(client, key, count))
-        for line in changed.values():
+                changed.setdefault(line, []).append(request)
+        for line, requests in changed.items():
+            for request in requests:
+                if request in line.drafts:
+                    self._end_draft(line, request)
+                elif request not in line.leases:
+                    self._stop_waiting(line, request)
+            leased = [request for request in requests if request in line.leases]
+            if leased and (count := self._give_back(line, leased, is_dead=True)):
+                out.append(SetAside(client, line.key, count))
+        for line in changed:
             self._settle(line, out)
         return out
 
@@ -333,7 +318,7 @@ class Queues:
         for line in list(self._lines.values()):
             for request, putter in list(line.putters.items()):
                 self._stop_waiting(line, request)
-                out.append(Answer(putter.client, putter.number, Status.CLOSED, (), putter.count))
+                out.append(Answer(*request, Status.CLOSED, (), putter.count))
             self._settle(line, out)
         return out
 
@@ -388,8 +373,8 @@ class Queues:
                     "getters": dict(Counter(client for client, _ in line.getters)),
                     "putters": dict(Counter(client for client, _ in line.putters)),
                     "holders": {
-                        lease.client: self._clock() - lease.since
-                        for lease in line.leases.values()
+                        client: self._clock() - lease.since
+                        for (client, _), lease in line.leases.items()
                         if not lease.is_ahead
                     },
                 }
@@ -434,19 +419,18 @@ class Queues:
     def _work(self, line: _Line, out: list[Event]) -> None:
         """Answer the requests that wait at a line, as far as its items and its room go."""
         while True:
-            while line.getters and self._serve(line, next(iter(line.getters.values())), out):
+            while line.getters and self._serve(line, *next(iter(line.getters.items())), out):
                 pass
             if not line.putters:
                 return
-            putter = next(iter(line.putters.values()))
+            request, putter = next(iter(line.putters.items()))
             count = len(putter.items) if putter.is_whole else 1
             size = sum([item.size for item in itertools.islice(putter.items, count)])
             if not self._is_short(line) and not self._has_room(line, count, size, putter.order):
                 return
             if putter.is_whole:
-                request = putter.client, putter.number
                 self._stop_waiting(line, request)
-                line.drafts[request], self._draft_of[request] = putter.items, line
+                line.drafts[request], self._line_of[request] = putter.items, line
                 line.drafted += count
                 self.bytes += size
                 out.append(Answer(*request, Status.DONE, (), count))
@@ -454,8 +438,8 @@ class Queues:
             self._accept(line, [putter.items.popleft() for _ in range(count)])
             putter.count += count
             if not putter.items:
-                self._stop_waiting(line, (putter.client, putter.number))
-                out.append(Answer(putter.client, putter.number, Status.DONE, (), putter.count))
+                self._stop_waiting(line, request)
+                out.append(Answer(*request, Status.DONE, (), putter.count))
 
     def _is_short(self, line: _Line) -> bool:
         """Whether a get waits: it may need more than the limits allow, and what it lacks is accepted."""
@@ -464,7 +448,7 @@ class Queues:
         want = next(iter(line.getters.values())).want
         return want.target is None and len(line.items) + line.drafted < want.least
 
-    def _serve(self, line: _Line, getter: _Getter, out: list[Event]) -> bool:
+    def _serve(self, line: _Line, request: Request, getter: _Getter, out: list[Event]) -> bool:
         """Answer a get if what it wants is there, or if it never will be; returns whether it was answered."""
         want = getter.want
         if want.min_version is not None:
@@ -477,9 +461,8 @@ class Queues:
         if want.target is not None:
             count, is_ready = self._count_batch(line, getter, want.target)
             if not count and is_ready:
-                self._stop_waiting(line, (getter.client, getter.number))
-                weight = line.items[0].weight
-                out.append(Answer(getter.client, getter.number, Status.TOO_HEAVY, (), 0, weight))
+                self._stop_waiting(line, request)
+                out.append(Answer(*request, Status.TOO_HEAVY, (), 0, line.items[0].weight))
                 return True
         else:
             count = min(want.most, len(line.items))
@@ -487,12 +470,9 @@ class Queues:
             if want.ahead and count > 1:
                 count = self._count_ahead(line, count)
         # Even if it is closed, what others have may come back.
-        is_over = (
-            self.is_closed and not line.drafts and all(lease.client == getter.client for lease in line.leases.values())
-        )
+        is_over = self.is_closed and not line.drafts and all(client == request[0] for client, _ in line.leases)
         if not is_ready and not is_over:
             return False
-        request = getter.client, getter.number
         self._stop_waiting(line, request)
         if count < len(line.items):
             items = deque([line.items.popleft() for _ in range(count)])
@@ -500,8 +480,8 @@ class Queues:
             items, line.items = line.items, deque()
         line.turn += 1
         if items:
-            lease = _Lease(getter.client, line, items, want.ahead, self._clock())
-            line.leases[request] = self._lease_of[request] = lease
+            line.leases[request] = _Lease(items, want.ahead, self._clock())
+            self._line_of[request] = line
             line.ahead += len(items) if want.ahead else 0
         status = Status.CLOSED if is_over and not items else Status.DONE
         out.append(Answer(*request, status, tuple(items)))
@@ -556,12 +536,11 @@ class Queues:
                 self._full.pop(line.key, None)
 
     def _end_lease(self, line: _Line, request: Request) -> _Lease:
-        lease = self._lease_of.pop(request)
-        del line.leases[request]
-        return lease
+        del self._line_of[request]
+        return line.leases.pop(request)
 
     def _end_draft(self, line: _Line, request: Request) -> Sequence[Item]:
-        del self._draft_of[request]
+        del self._line_of[request]
         items = line.drafts.pop(request)
         line.drafted -= len(items)
         self.bytes -= sum(item.size for item in items)

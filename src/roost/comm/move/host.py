@@ -158,24 +158,19 @@ def read_memory(pid: int, address: int, strides: Sequence[int], target: Any) -> 
         inner -= 1
         run *= shape[inner]
     there, here = (
-        _places(first, steps, shape[:inner]) for first, steps in ((address, strides), (address_of(target), own))
+        _segments(first, steps, shape[:inner], run) for first, steps in ((address, strides), (address_of(target), own))
     )
     for first in range(0, len(there), _MOST_SEGMENTS):
         part = slice(first, first + _MOST_SEGMENTS)
-        _read(pid, _segments(here[part], run), _segments(there[part], run), run * len(there[part]))
+        _read(pid, here[part], there[part], run * len(there[part]))
 
 
-def _places(first: int, strides: Sequence[int], shape: Sequence[int]) -> Any:
+def _segments(first: int, strides: Sequence[int], shape: Sequence[int], run: int) -> Any:
+    """Return where the runs of an array begin, each with its size."""
     places = np.full(1, first, np.uint64)
     for stride, size in zip(strides, shape, strict=False):
         places = (places[:, None] + (np.arange(size, dtype=np.int64) * stride).astype(np.uint64)).reshape(-1)
-    return places
-
-
-def _segments(places: Any, run: int) -> Any:
-    table = np.empty((len(places), 2), np.uint64)
-    table[:, 0], table[:, 1] = places, run
-    return table
+    return np.stack((places, np.full_like(places, run)), 1)
 
 
 def _read(pid: int, here: Any, there: Any, size: int) -> None:

@@ -112,12 +112,6 @@ class Frame:
     buffers: list[Any]
     """Writable buffers; those in shared memory are `SharedBuffer`."""
 
-    @property
-    def size(self) -> int:
-        """Its size in bytes."""
-        size = len(self.data)
-        return size + sum([view(buffer).nbytes for buffer in self.buffers]) if self.buffers else size
-
 
 class SharedBuffer:
     """A buffer in shared memory: `view` is its bytes, and it goes back to its owner when it is not used any more."""

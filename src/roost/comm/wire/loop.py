@@ -35,6 +35,7 @@ from roost.text import shorten
 
 if TYPE_CHECKING:
     from roost.comm.wire.connection import Connection
+    from roost.comm.wire.peer import Peer
 
 log: logging.Logger = logging.getLogger(__name__)
 
@@ -50,20 +51,25 @@ class Handle(Generic[Value]):
     It can be waited for any number of times, and gives the same value or raises the same error each time. It is true.
     """
 
-    __slots__ = ("_callbacks", "_late", "_loop", "_open", "_value", "_waiting", "error", "is_done")
+    __slots__ = ("_callbacks", "_late", "_loop", "_open", "_peer", "_value", "_waiting", "error", "is_done")
 
     def __init__(
         self,
         loop: Loop,
         open_value: Callable[[Any], Value] | None = None,
         late: Callable[[], str] = lambda: "the operation is not done",
+        peer: Peer | None = None,
     ) -> None:
-        """Take what turns the raw value into that of the caller, in the caller's thread, and says what is missing."""
+        """Take what turns the raw value into that of the caller, in the caller's thread, and says what is missing.
+
+        A thread that waits for it reads the connection of the peer meanwhile.
+        """
         self.is_done = False
         self._loop = loop
         self._open: Any = open_value
         """That function, or the lock that a thread holds while it opens the value."""
         self._late = late
+        self._peer = peer
         self._value: Any = None
         self.error: BaseException | None = None
         """What it failed with, if it has."""
@@ -157,7 +163,7 @@ class Handle(Generic[Value]):
 
     def source(self) -> Connection | None:
         """Return the connection that will complete it, if it is known."""
-        return None
+        return self._peer.connection if self._peer is not None else None
 
     def _end(self, value: Any, error: BaseException | None) -> None:
         with self._loop.turns:
