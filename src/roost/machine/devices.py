@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -62,12 +62,17 @@ class Devices:
 def find_devices(root: Path = Path("/")) -> Devices:
     """Return the accelerators of every vendor, and the processes that use those of NVIDIA."""
     nvidia, error = nvidia_devices(with_users=True)
+    amd = 0
+    for properties in (root / "sys/class/kfd/kfd/topology/nodes").glob("*/properties"):
+        # The kernel lists CPUs there too, which have no SIMD units.
+        with contextlib.suppress(OSError):
+            amd += re.search(r"^simd_count [1-9]", properties.read_text(encoding="ascii"), re.M) is not None
     return Devices(
         nvidia=nvidia,
         nvidia_error=error,
         nvidia_files=_count(root / "dev", r"nvidia\d+"),
         nvidia_installed=_count(root / "proc/driver/nvidia/gpus", r".+"),
-        amd=_amd(root / "sys/class/kfd/kfd/topology/nodes"),
+        amd=amd,
         ascend=_count(root / "dev", r"davinci\d+"),
     )
 
@@ -90,6 +95,35 @@ def nvidia_devices(*, with_users: bool = False) -> tuple[tuple[Device, ...], str
             pynvml.nvmlShutdown()
 
 
+def nvidia_sampler() -> Callable[[], list[tuple[float | None, int | None, int | None]]]:
+    """Return a function that says how busy NVIDIA's devices are: load from 0 to 1, memory in use, and all its memory.
+
+    It keeps the library open, because to open it takes long. What the library does not say is None.
+    """
+    handles: list[Any] = []
+    # No library, no driver, a driver of another version: a machine without devices of NVIDIA.
+    with contextlib.suppress(Exception):
+        import pynvml as nvml
+
+        nvml.nvmlInit()
+        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+
+    def sample() -> list[tuple[float | None, int | None, int | None]]:
+        found = []
+        for handle in handles:
+            load = used = total = None
+            # A question that this device or driver does not know leaves a gap.
+            with contextlib.suppress(nvml.NVMLError):
+                load = nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
+            with contextlib.suppress(nvml.NVMLError):
+                memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+                used, total = int(memory.used), int(memory.total)
+            found.append((load, used, total))
+        return found
+
+    return sample
+
+
 def _nvidia_device(nvml: Any, index: int, with_users: bool) -> Device:
     device = nvml.nvmlDeviceGetHandleByIndex(index)
 
@@ -101,8 +135,23 @@ def _nvidia_device(nvml: Any, index: int, with_users: bool) -> Device:
             return None
 
     memory, bus = ask(nvml.nvmlDeviceGetMemoryInfo), ask(nvml.nvmlDeviceGetPciInfo)
-    pci = bus.busId.lower() if bus else None
-    users = ask(nvml.nvmlDeviceGetComputeRunningProcesses) if with_users else ()
+    pci, numa = bus.busId.lower() if bus else None, -1
+    with contextlib.suppress(OSError):
+        # The kernel writes the domain with 4 digits where NVIDIA writes 8.
+        numa = int(Path(f"/sys/bus/pci/devices/{(pci or '')[-12:]}/numa_node").read_text(encoding="ascii"))
+    users = []
+    for item in (ask(nvml.nvmlDeviceGetComputeRunningProcesses) if with_users else ()) or ():
+        user = DeviceUser(pid=int(item.pid), memory=item.usedGpuMemory)
+        with contextlib.suppress(psutil.Error):
+            process = psutil.Process(user.pid)
+            names = [one.name() for one in (process, *process.parents())]
+            user = replace(
+                user,
+                command=one_line(process.cmdline() or [process.name()], 80),
+                user=process.username(),
+                of_ray=any(name.startswith("ray::") or name == "raylet" for name in names),
+            )
+        users.append(user)
     return Device(
         index=index,
         model=nvml.nvmlDeviceGetName(device).removeprefix("NVIDIA "),
@@ -110,42 +159,9 @@ def _nvidia_device(nvml: Any, index: int, with_users: bool) -> Device:
         memory=int(memory.total) if memory else None,
         memory_used=int(memory.used) if memory else None,
         pci=pci,
-        numa=_numa_node(pci) if pci else None,
-        users=tuple(_device_user(int(item.pid), item.usedGpuMemory) for item in users or ()),
+        numa=numa if numa >= 0 else None,
+        users=tuple(users),
     )
-
-
-def _device_user(pid: int, memory: int | None) -> DeviceUser:
-    try:
-        process = psutil.Process(pid)
-        names = [item.name() for item in (process, *process.parents())]
-        return DeviceUser(
-            pid=pid,
-            memory=memory,
-            command=one_line(process.cmdline() or [process.name()], 80),
-            user=process.username(),
-            of_ray=any(name.startswith("ray::") or name == "raylet" for name in names),
-        )
-    except psutil.Error:
-        return DeviceUser(pid=pid, memory=memory)
-
-
-def _numa_node(pci: str) -> int | None:
-    """The kernel writes the domain with 4 digits where NVIDIA writes 8."""
-    try:
-        number = int(Path(f"/sys/bus/pci/devices/{pci[-12:]}/numa_node").read_text(encoding="ascii"))
-    except OSError:
-        return None
-    return number if number >= 0 else None
-
-
-def _amd(nodes: Path) -> int:
-    """Count the nodes that have SIMD units: the kernel lists CPUs there too, and those have none."""
-    found = 0
-    for properties in nodes.glob("*/properties"):
-        with contextlib.suppress(OSError):
-            found += re.search(r"^simd_count [1-9]", properties.read_text(encoding="ascii"), re.M) is not None
-    return found
 
 
 def _count(folder: Path, pattern: str) -> int:

@@ -33,8 +33,7 @@ from roost.runtime.connect import connection
 from roost.runtime.connect.calls import end_actors, is_worker
 from roost.runtime.connect.connection import Connection
 from roost.runtime.connect.stop import Stop
-from roost.runtime.events.driver import EVENTS_VARIABLE, start_driver_events
-from roost.runtime.events.emitter import emitter
+from roost.runtime.events.emitter import EVENTS_VARIABLE, emitter, start_driver_events
 from roost.runtime.failures.meanwhile import with_meanwhile
 from roost.runtime.launch.allocate import allocate
 from roost.runtime.limits import (

@@ -18,7 +18,6 @@ from pathlib import Path
 import pytest
 
 from roost.comm.worker import Worker
-from roost.runtime.events import driver as driver_module
 from roost.runtime.events import emitter as emitter_module
 from roost.runtime.events import file as file_module
 from roost.runtime.events.emitter import Emitter
@@ -459,14 +458,14 @@ def test_log_metric_in_a_plain_process_does_nothing():
 
 def test_a_file_of_the_users_is_neither_removed_nor_appended_to(tmp_path, monkeypatch):
     made = Emitter()
-    monkeypatch.setattr(driver_module, "emitter", made)
+    monkeypatch.setattr(emitter_module, "emitter", made)
     folder = tmp_path / "events"
     folder.mkdir()
     (folder / "mine.jsonl").write_text('{"mine": 1}\n')
     (folder / "driver.jsonl").write_text('{"mine": 2}\n')
     (folder / "old.jsonl").write_text(FIRST + "\n")
     run_dir = RunDir(path=str(tmp_path), token="abc", id="x")  # noqa: S106 - names a marker
-    driver_module.start_driver_events(run_dir)
+    emitter_module.start_driver_events(run_dir)
     made.stop()
     assert sorted(path.name for path in folder.iterdir()) == ["driver.jsonl", "mine.jsonl"]
     assert (folder / "driver.jsonl").read_text() == '{"mine": 2}\n'

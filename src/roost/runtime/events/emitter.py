@@ -16,10 +16,11 @@ import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from roost.runtime.events.file import EventFile
-from roost.runtime.events.format import header, line_of, mebibytes, metrics_file
+from roost.machine.folders import open_regular
+from roost.runtime.events.file import EventFile, is_ours
+from roost.runtime.events.format import DRIVER, DRIVER_FILE, EVENTS_FOLDER, header, line_of, mebibytes, metrics_file
 from roost.runtime.events.metrics import MetricLines, Value
 from roost.runtime.events.pending import Call, Pending, Running
 from roost.runtime.limits import (
@@ -33,6 +34,11 @@ from roost.runtime.limits import (
     LEAST_WAIT_SECONDS,
 )
 
+if TYPE_CHECKING:
+    from roost.runtime.runs.folder import RunDir
+
+EVENTS_VARIABLE = "ROOST_EVENTS"
+"""Set to `off`, the processes of a job write no events."""
 MOST_WAITING = 10_000
 """How many calls, and how many other events, wait at most to be written."""
 _MOST_VALUES = 60_000
@@ -202,15 +208,21 @@ class Emitter:
         self.is_on = False
 
     def _write_until_stopped(self) -> None:
-        usage = _OwnUsage()
-        began = time.perf_counter()
+        cpu_before, measured = time.process_time(), time.perf_counter()
+        began = measured
         next_usage, next_clock, next_tick, next_gauge, quiet = began, began + EVENTS_CLOCK_SECONDS, began, began, 0
         while True:
             now = time.perf_counter()
             notes = []
             if now >= next_usage:
                 next_usage = now + EVENTS_USAGE_SECONDS
-                notes.append(usage.line(now - self._epoch))
+                cpu = time.process_time()
+                share = (cpu - cpu_before) / max(now - measured, 1e-3)
+                cpu_before, measured = cpu, now
+                memory = None
+                with contextlib.suppress(OSError, ValueError), open("/proc/self/statm", encoding="ascii") as file:
+                    memory = mebibytes(int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE"))
+                notes.append(line_of("usage", round(share, 3), t=round(now - self._epoch, 4), memory=memory))
             if now >= next_clock:
                 next_clock = now + EVENTS_CLOCK_SECONDS
                 notes.append(line_of("clock", round(time.time(), 4), t=round(now - self._epoch, 4)))
@@ -258,8 +270,8 @@ class Emitter:
 
     def _write(self, now: float, notes: list[str], *, takes_all: bool, is_last: bool) -> bool:
         """Write what waits; return whether there was nothing, and no call is under way that is not known yet."""
-        pending, file, metrics = self._pending, self._file, self._metrics
-        if pending is None or file is None or metrics is None:
+        pending, file, metrics, file_of_metrics = self._pending, self._file, self._metrics, self._metrics_file
+        if pending is None or file is None or metrics is None or file_of_metrics is None:
             return True
         running = [
             Running(what, started) if isinstance(what, str) else Running(_words(what), started, True, is_aside)
@@ -269,7 +281,10 @@ class Emitter:
         calls = [self._calls.popleft() for _ in range(len(self._calls))]
         values = [self._values.popleft() for _ in range(len(self._values))]
         words = [self._notes.popleft() for _ in range(len(self._notes))]
-        self._write_metrics(metrics, now, values, takes_all=takes_all)
+        before = metrics.written
+        measured = metrics.lines(now, values) + (metrics.rest() if takes_all else [])
+        if measured and not file_of_metrics.write(measured):
+            self._missing["disk"] += metrics.written - before
         notes += [line_of(what, who, t=round(when - self._epoch, 4), **more) for what, who, more, when in words]
         dropped, self._dropped = self._dropped, 0
         self._missing += Counter({"buffer": dropped})
@@ -287,15 +302,8 @@ class Emitter:
             self._missing += missing + Counter({"disk": len(lines)})
         if is_last:
             file.close()
-        return not (calls or values or words) and pending.is_empty and metrics.is_empty
-
-    def _write_metrics(self, metrics: MetricLines, now: float, values: list[Value], *, takes_all: bool) -> None:
-        before, file = metrics.written, self._metrics_file
-        lines = metrics.lines(now, values) + (metrics.rest() if takes_all else [])
-        if file is not None and lines and not file.write(lines):
-            self._missing["disk"] += metrics.written - before
-        if file is not None and self._stopped:
-            file.close()
+            file_of_metrics.close()
+        return not (calls or values or words or pending.merged or metrics.waiting)
 
 
 def _words(whom: Callable[[], str]) -> str:
@@ -305,31 +313,21 @@ def _words(whom: Callable[[], str]) -> str:
         return "another process"
 
 
-class _OwnUsage:
-    """The CPU time and memory of this process."""
-
-    def __init__(self) -> None:
-        self._cpu = time.process_time()
-        self._at = time.perf_counter()
-        self._page = os.sysconf("SC_PAGE_SIZE")
-
-    def line(self, t: float) -> str:
-        now, cpu = time.perf_counter(), time.process_time()
-        share = (cpu - self._cpu) / max(now - self._at, 1e-3)
-        self._at, self._cpu = now, cpu
-        memory = None
-        with contextlib.suppress(OSError, ValueError), open("/proc/self/statm", encoding="ascii") as file:
-            memory = int(file.read().split()[1]) * self._page
-        return line_of("usage", round(share, 3), t=round(t, 4), memory=mebibytes(memory))
-
-
 emitter: Emitter = Emitter()
 """That of this process."""
 
 
-def _forget() -> None:
-    """Write nothing in a fork: the thread is not there, and may have held a lock when the fork was made."""
-    Emitter.__init__(emitter)
+# Write nothing in a fork: the thread is not there, and may have held a lock when the fork was made.
+os.register_at_fork(after_in_child=lambda: Emitter.__init__(emitter))
 
 
-os.register_at_fork(after_in_child=_forget)
+def start_driver_events(run_dir: RunDir) -> None:
+    """Remove the events of an earlier run in the same folder, and begin to write the events of this process."""
+    folder = Path(run_dir.path) / EVENTS_FOLDER
+    for path in [] if folder.is_symlink() else [*folder.rglob("*.jsonl")]:
+        with contextlib.suppress(OSError):
+            with open(path, "rb", opener=open_regular) as file:
+                was_ours = is_ours(file.read(64))
+            if was_ours:
+                path.unlink()
+    emitter.start(Path(run_dir.path), Path(EVENTS_FOLDER, DRIVER_FILE), DRIVER, run=run_dir.token)

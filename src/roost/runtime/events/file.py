@@ -42,13 +42,21 @@ class EventFile:
         """Append lines; return whether they were written. Never raises."""
         now = time.monotonic()
         try:
-            self._check_still_there(now)
+            if self._file is not None and now > self._look_again:
+                self._look_again = now + EVENTS_FILE_SECONDS
+                try:
+                    is_same = os.stat(self._path).st_ino == os.fstat(self._file).st_ino
+                except FileNotFoundError:
+                    is_same = False
+                if not is_same:
+                    self.close()
             if self._file is None and now < self._try_again:
                 return False
             file = self._open() if self._file is None else self._file
             if self._since_first > self._again:
-                self._put_first(file)
-            self._put(file, "".join(f"{line}\n" for line in lines))
+                self._since_first = 0
+                lines = [self._first, *lines]
+            self._put(file, lines)
         except (OSError, ValueError):
             # A full disk, a folder that was removed or cannot be written, a file server that is gone.
             self._try_again = now + EVENTS_RETRY_SECONDS
@@ -65,16 +73,6 @@ class EventFile:
             except OSError:
                 self._is_torn = True
 
-    def _check_still_there(self, now: float) -> None:
-        if self._file is not None and now > self._look_again:
-            self._look_again = now + EVENTS_FILE_SECONDS
-            try:
-                is_same = os.stat(self._path).st_ino == os.fstat(self._file).st_ino
-            except FileNotFoundError:
-                is_same = False
-            if not is_same:
-                self.close()
-
     def _open(self) -> int:
         make_folders(self._base, self._path.parent)
         file = self._file = open_regular(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
@@ -83,14 +81,12 @@ class EventFile:
             raise FileExistsError(errno.EEXIST, "a file that Roost did not write is in the way", str(self._path))
         # A process that was killed, or a full disk, may have left half a line.
         self._is_torn = bool(size) and os.pread(file, 1, size - 1) != b"\n"
-        self._put_first(file)
+        self._since_first = 0
+        self._put(file, [self._first])
         return file
 
-    def _put_first(self, file: int) -> None:
-        self._put(file, f"{self._first}\n")
-        self._since_first = 0
-
-    def _put(self, file: int, text: str) -> None:
+    def _put(self, file: int, lines: Sequence[str]) -> None:
+        text = "".join(f"{line}\n" for line in lines)
         data = (f"\n{text}" if self._is_torn else text).encode()
         self._since_first += len(data)
         self._is_torn = True

@@ -38,15 +38,10 @@ class MetricLines:
         self._epoch = self._at = now
         self.written = 0
         self._left = RATES[0][1] * METRICS_SAVED_SECONDS
-        self._waiting: dict[str, Value] = {}
+        self.waiting: dict[str, Value] = {}
         """The last value of each name, where there was no room for all."""
         self.left_out: Counter[int] = Counter()
         """Values that gave way to a later one of the same name, by the rate that was exceeded; readers take from it."""
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing waits."""
-        return not self._waiting
 
     def lines(self, now: float, values: Iterable[Value]) -> list[str]:
         """Return what to write of these values now."""
@@ -54,19 +49,19 @@ class MetricLines:
         self._left = min(rate * METRICS_SAVED_SECONDS, self._left + (now - self._at) * rate)
         self._at = now
         values = list(values)
-        if len(values) + len(self._waiting) <= self._left:
-            return self._write([*self._waiting.values(), *values])
+        if len(values) + len(self.waiting) <= self._left:
+            return self._write([*self.waiting.values(), *values])
         for value in values:
-            self.left_out[rate] += value.name in self._waiting
-            self._waiting[value.name] = value
-        return self.rest() if len(self._waiting) <= self._left else []
+            self.left_out[rate] += value.name in self.waiting
+            self.waiting[value.name] = value
+        return self.rest() if len(self.waiting) <= self._left else []
 
     def rest(self) -> list[str]:
         """Return everything that still waits."""
-        return self._write(list(self._waiting.values()))
+        return self._write(list(self.waiting.values()))
 
     def _write(self, values: list[Value]) -> list[str]:
-        self._waiting.clear()
+        self.waiting.clear()
         self._left -= len(values)
         self.written += len(values)
         by_name: dict[str, list[Value]] = {}
@@ -80,7 +75,10 @@ class MetricLines:
 
     def _line(self, name: str, values: list[Value]) -> str:
         times = [round(value.when - self._epoch, 4) for value in values]
-        steps = [None if step is None else _whole(step) for _, _, step, _ in values]
+        steps = [
+            None if step is None else int(step) if float(step).is_integer() else number(step)
+            for _, _, step, _ in values
+        ]
         if len(values) == 1:
             return line_of("metric", name, t=times[0], value=number(values[0].value), step=steps[0])
         return line_of(
@@ -91,7 +89,3 @@ class MetricLines:
             value=[number(value.value) for value in values],
             step=steps if any(step is not None for step in steps) else None,
         )
-
-
-def _whole(step: float) -> int | float | str:
-    return int(step) if float(step).is_integer() else number(step)

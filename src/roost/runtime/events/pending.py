@@ -58,19 +58,14 @@ class Allowance:
     """Bytes that may be written, more with every second."""
 
     def __init__(self, part: float, now: float) -> None:
-        self._most = self.left = SAVED_BYTES * part
+        self.most = self.left = SAVED_BYTES * part
         self._per_second = BYTES_PER_SECOND * part
         self._at = now
 
     def earn(self, now: float) -> None:
         """Add what has come with time."""
-        self.left = min(self._most, self.left + (now - self._at) * self._per_second)
+        self.left = min(self.most, self.left + (now - self._at) * self._per_second)
         self._at = now
-
-    @property
-    def is_plenty(self) -> bool:
-        """Whether more than half is left."""
-        return self.left > self._most / 2
 
     def spend(self, lines: Sequence[str]) -> Sequence[str]:
         """Subtract what lines take, and return them."""
@@ -86,15 +81,10 @@ class Pending:
         """What `t` counts from."""
         self.for_calls = Allowance(_PART_OF_CALLS, now)
         self.for_announcements = Allowance(1 - _PART_OF_CALLS, now)
-        self._merged: dict[tuple[str, str, bool], _Merged] = {}
+        self.merged: dict[tuple[str, str, bool], _Merged] = {}
         """By kind of line, name, and whether outside any call."""
         self._announced: dict[tuple[bool, float], Running] = {}
         """The calls and waits that were announced and go on, by kind and start."""
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing waits."""
-        return not self._merged
 
     def lines(
         self,
@@ -107,14 +97,22 @@ class Pending:
     ) -> list[str]:
         """Return what to write now.
 
-        Of the calls and waits under way those older than `age` are announced once; `notes` are lines that are always
-        written.
+        Of the calls and waits under way those older than `age` are announced once, the oldest first; `notes` are lines
+        that are always written.
         """
         self.for_calls.earn(now)
         self.for_announcements.earn(now)
         calls = list(calls)
         ended = {_key(call) for call in calls}
-        out = [*notes, *self._announce(now, [item for item in running if _key(item) not in ended], age)]
+        out = list(notes)
+        for item in sorted(running, key=lambda item: item.started):
+            if _key(item) in ended or _key(item) in self._announced or now - item.started < age:
+                continue
+            if self.for_announcements.left <= 0:
+                break
+            self._announced[_key(item)] = item
+            kind, aside = "waiting" if item.is_wait else "began", item.is_aside or None
+            out += self.for_announcements.spend([line_of(kind, item.method, t=self._t(item.started), aside=aside)])
         # What was announced ends with a line of its own: readers tell by its start what has ended.
         ends = [self._single(call) for call in calls if _key(call) in self._announced]
         others = [call for call in calls if _key(call) not in self._announced]
@@ -123,41 +121,23 @@ class Pending:
         for item in [self._announced[key] for key in lost]:
             ends.append(self._single(Call(item.method, item.started, now, True, item.is_wait, item.is_aside)))
         self._announced = {key: item for key, item in self._announced.items() if key not in ended | lost}
-        if self.for_calls.is_plenty:
-            ends += self._flush()
+        if self.for_calls.left > self.for_calls.most / 2:
+            ends += self.rest()
             for call in others:
                 if call.is_wait and call.ended - call.started < SHORT_WAIT:
                     self._merge(call)
                 else:
                     ends.append(self._single(call))
-            ends += self._flush()
+            ends += self.rest()
             out += self.for_calls.spend(ends)
         else:
             for call in others:
                 self._merge(call)
             out += self.for_announcements.spend(ends)
             # Lines of calls have about 60 characters.
-            if self.for_calls.left > 60 * len(self._merged):
-                out += self.for_calls.spend(self._flush())
+            if self.for_calls.left > 60 * len(self.merged):
+                out += self.for_calls.spend(self.rest())
         return out
-
-    def _announce(self, now: float, running: Sequence[Running], age: float) -> list[str]:
-        """Return lines for what has been under way for a while, the oldest first."""
-        out: list[str] = []
-        for item in sorted(running, key=lambda item: item.started):
-            if _key(item) in self._announced or now - item.started < age:
-                continue
-            if self.for_announcements.left <= 0:
-                break
-            self._announced[_key(item)] = item
-            kind, aside = "waiting" if item.is_wait else "began", item.is_aside or None
-            line = line_of(kind, item.method, t=self._t(item.started), aside=aside)
-            out += self.for_announcements.spend([line])
-        return out
-
-    def rest(self) -> list[str]:
-        """Return everything that still waits, for the end of the process."""
-        return self._flush()
 
     def _t(self, when: float) -> float:
         # All starts and ends are on one grid, so that what was inside a call is inside its slice.
@@ -169,14 +149,15 @@ class Pending:
         return line_of(_kind(call), call.method, t=start, d=seconds, failed=failed, aside=call.is_aside or None)
 
     def _merge(self, call: Call) -> None:
-        found = self._merged.setdefault((_kind(call), call.method, call.is_aside), _Merged(call.started, call.ended))
+        found = self.merged.setdefault((_kind(call), call.method, call.is_aside), _Merged(call.started, call.ended))
         found.started = min(found.started, call.started)
         found.ended = max(found.ended, call.ended)
         found.count += 1
         found.busy += call.ended - call.started
         found.failed += not call.is_ok
 
-    def _flush(self) -> list[str]:
+    def rest(self) -> list[str]:
+        """Return all merged calls that still wait."""
         out = [
             line_of(
                 kind,
@@ -188,9 +169,9 @@ class Pending:
                 failed=item.failed or None,
                 aside=aside or None,
             )
-            for (kind, method, aside), item in self._merged.items()
+            for (kind, method, aside), item in self.merged.items()
         ]
-        self._merged.clear()
+        self.merged.clear()
         return out
 
 

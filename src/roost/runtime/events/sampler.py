@@ -10,8 +10,10 @@ import threading
 import time
 from pathlib import Path
 
+import psutil
+
+from roost.machine.devices import nvidia_sampler
 from roost.machine.folders import make_folders, open_regular
-from roost.machine.usage import NodeProbe
 from roost.runtime.events.file import EventFile
 from roost.runtime.events.format import EVENTS_FOLDER, header, line_of, mebibytes, node_file
 from roost.runtime.limits import SAMPLES_EVERY_SECONDS
@@ -54,19 +56,20 @@ class Sampler:
             node=self._node,
         )
         file = EventFile(self._base, node_file(self._node), first)
+        psutil.cpu_percent(None)
         # In this thread: NVIDIA's library may take seconds to start.
-        probe = NodeProbe()
+        sample_devices = nvidia_sampler()
         with contextlib.suppress(Exception):
             while True:
                 time.sleep(SAMPLES_EVERY_SECONDS)
-                usage = probe.sample()
-                devices = [[item.load, mebibytes(item.memory), mebibytes(item.memory_total)] for item in usage.devices]
+                memory = psutil.virtual_memory()
+                devices = [[load, mebibytes(used), mebibytes(total)] for load, used, total in sample_devices()]
                 line = line_of(
                     "node",
-                    round(usage.cpu, 3),
+                    round(psutil.cpu_percent(None) / 100, 3),
                     t=round(time.perf_counter() - began, 4),
-                    memory=mebibytes(usage.memory),
-                    of=mebibytes(usage.memory_total),
+                    memory=mebibytes(int(memory.total - memory.available)),
+                    of=mebibytes(int(memory.total)),
                     devices=devices or None,
                 )
                 file.write([line])

@@ -9,18 +9,17 @@ import atexit
 import os
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, ClassVar, Self
 
 import ray
 
-from roost.config.node_groups import NodeGroup
 from roost.deadline import Deadline
 from roost.errors import ClusterError, ConfigError
 from roost.runtime.connect.calls import check_not_fork, is_fork, is_worker
 from roost.runtime.failures.meanwhile import Meanwhile
 from roost.runtime.limits import CALL_SECONDS
-from roost.runtime.managers.job_info import JobInfo
+from roost.runtime.managers.job_info import JobView
 from roost.runtime.managers.node_manager import NodeManager
 from roost.runtime.managers.worker_manager import WorkerManager
 from roost.runtime.nodes.info import NodeInfo
@@ -34,16 +33,11 @@ process_lock = threading.RLock()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobContext:
+class JobContext(JobView):
     """A job as one of its processes sees it."""
 
     _current: ClassVar[JobContext | None] = None
 
-    job: JobInfo
-    nodes: tuple[NodeInfo, ...]
-    groups: tuple[NodeGroup, ...]
-    port_range: tuple[int, int] | None
-    master_port: int
     node_manager: NodeManager
     worker_manager: WorkerManager
     connection: Connection | None
@@ -94,11 +88,7 @@ class JobContext:
         """Ask a job's managers for its nodes; only the driver of a new job has no `owner`."""
         view = node_manager.within(max(0.1, deadline.left)).get_view()
         return cls(
-            job=view.job,
-            nodes=view.nodes,
-            groups=view.groups,
-            port_range=view.port_range,
-            master_port=view.master_port,
+            **{item.name: getattr(view, item.name) for item in fields(view)},
             node_manager=node_manager,
             worker_manager=worker_manager,
             connection=connection,
