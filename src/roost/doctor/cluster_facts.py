@@ -22,11 +22,11 @@ from roost.doctor.limits import ASK_SECONDS, PING_SECONDS
 from roost.doctor.machine_facts import collect_machine, collect_node, driver_folders, tell_time
 from roost.errors import CheckFailed
 from roost.machine.ports import answers
-from roost.runtime.connect import connection
 from roost.runtime.managers.namespaces import MANAGER_NAMES, get_job
 from roost.runtime.nodes import discover
-from roost.runtime.nodes.info import RayNode, describe_node
+from roost.runtime.nodes.info import RayNode, name_node
 from roost.runtime.runs.folder import RUNS_VARIABLE, runs_folder
+from roost.runtime.status import visit
 
 _CLOCK_ROUNDS = 4
 _SILENT_PINGS = 3
@@ -48,16 +48,13 @@ def collect_cluster(
     `waiting` is called with the nodes that have not answered yet. `lost` is called from another thread when the head is
     gone: Ray's own calls would hang for a minute and then end the process.
     """
-    deadline = Deadline.after(seconds)
-    connection.check_can_connect()
-    made = connection.connect(address, f"roost-doctor-{os.getpid()}", may_start=False, timeout=seconds)
-    ended = threading.Event()
-    threading.Thread(target=_watch, args=(made.address, ended, lost), daemon=True).start()
-    try:
-        return _collect(made.address, run_dir, deadline, waiting)
-    finally:
-        ended.set()
-        connection.disconnect(made)
+    with visit(address, seconds) as (at, deadline):
+        ended = threading.Event()
+        threading.Thread(target=_watch, args=(at, ended, lost), daemon=True).start()
+        try:
+            return _collect(at, run_dir, deadline, waiting)
+        finally:
+            ended.set()
 
 
 def _watch(address: str, ended: threading.Event, lost: Callable[[str], None]) -> None:
@@ -182,7 +179,7 @@ def _jobs_in_both(before: _Jobs, after: _Jobs) -> _Jobs:
 
 def _gone() -> tuple[str, ...]:
     return tuple(
-        describe_node(entry["NodeManagerAddress"], entry.get("NodeName", ""))
+        name_node(None, entry["NodeManagerAddress"], entry.get("NodeName", ""))
         for entry in ray.nodes()  # type: ignore[no-untyped-call]
         if not entry["Alive"]
     )

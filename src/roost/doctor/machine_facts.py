@@ -28,7 +28,7 @@ from roost.machine.folders import socket_folder
 from roost.machine.ports import answers, find_ports
 from roost.machine.probe import find_software, machine_id, starting_environment
 from roost.machine.processes import list_processes, one_line
-from roost.runtime.connect.local_cluster import read_local_cluster
+from roost.runtime.connect.local_cluster import folders_in_use, read_local_cluster
 from roost.runtime.nodes.accelerators import variables_of_interest
 from roost.runtime.runs.folder import runs_folder
 
@@ -100,7 +100,7 @@ def find_owned_processes() -> tuple[tuple[OwnedProcess, ...], tuple[OwnedProcess
     for item in list_processes(["RAY_RAYLET_PID", JOB_VARIABLE]):
         head = item.flag("gcs-address")
         if head:
-            ray.append(OwnedProcess(pid=item.pid, name=item.name, owner=head, has_owner=head_answers(head)))
+            ray.append(OwnedProcess(pid=item.pid, name=item.name, owner=head, has_owner=bool(head_answers(head))))
         elif item.name.startswith("ray::"):
             raylet = item.environment.get("RAY_RAYLET_PID", "")
             is_alive = not raylet.isdigit() or psutil.pid_exists(int(raylet))
@@ -108,7 +108,7 @@ def find_owned_processes() -> tuple[tuple[OwnedProcess, ...], tuple[OwnedProcess
         head, bar, _ = (job := item.environment.get(JOB_VARIABLE, "")).partition("|")
         if bar:
             command = one_line([item.command], 120)
-            marked.append(OwnedProcess(pid=item.pid, name=command, owner=job, has_owner=head_answers(head)))
+            marked.append(OwnedProcess(pid=item.pid, name=command, owner=job, has_owner=bool(head_answers(head))))
     return tuple(ray), tuple(marked)
 
 
@@ -148,8 +148,7 @@ def tell_time() -> float:
 
 
 def _old_files() -> tuple[OldFiles, ...]:
-    flags = (item.flag(name) for item in list_processes() for name in ("session_dir", "temp_dir"))
-    used = {flag for flag in flags if flag}
+    used = folders_in_use()
     sessions = Path(os.environ.get("RAY_TMPDIR") or "/tmp") / "ray"  # noqa: S108 - where Ray keeps them
     return (
         find_old_files("sessions of Ray", sessions, "session_*", used),

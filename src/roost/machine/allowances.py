@@ -30,8 +30,11 @@ class Limits:
 
 def find_limits() -> Limits:
     """Return the limits of this process, or of its container where they are tighter."""
-    files, max_files = (_limit(value) for value in resource.getrlimit(resource.RLIMIT_NOFILE))
-    tasks = None if os.getuid() == 0 else _limit(resource.getrlimit(resource.RLIMIT_NPROC)[0])
+    files, max_files, tasks = (
+        None if value == resource.RLIM_INFINITY else value
+        for value in (*resource.getrlimit(resource.RLIMIT_NOFILE), resource.getrlimit(resource.RLIMIT_NPROC)[0])
+    )
+    tasks = None if os.getuid() == 0 else tasks
     infos = [process.info for process in psutil.process_iter(["uids", "num_threads"])] if tasks is not None else []
     now = sum(info["num_threads"] or 0 for info in infos if info["uids"] and info["uids"].real == os.getuid())
     for folder in (_CGROUP, _CGROUP / "pids"):
@@ -55,10 +58,6 @@ def find_memory(root: Path = _CGROUP) -> Space:
             cached = _number(root / stat, r"^(?:total_)?inactive_file (\d+)") or 0
             total, free = limit, min(free, limit - used + cached)
     return Space(total=total, free=max(0, free))
-
-
-def _limit(value: int) -> int | None:
-    return None if value == resource.RLIM_INFINITY else value
 
 
 def _number(path: Path, pattern: str = r"^(\d+)$") -> int | None:

@@ -14,8 +14,8 @@ TIDY_SECONDS = 2.0
 """Python's resource tracker of a server that ended has so long to remove shared memory before it is killed."""
 TERMINATE_SECONDS = 3.0
 """Processes have so long to end after SIGTERM, and as long after SIGKILL."""
-LOOK_SECONDS = 0.05
-"""`stop_process` looks so often whether the process has ended."""
+LOOK_SECONDS = 0.02
+"""Whoever ended a process looks so often whether it has."""
 INTERPRETER_SECONDS = 30
 """The interpreter of a node group has so long to import Ray."""
 YOUNG_SECONDS = 30.0

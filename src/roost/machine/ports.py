@@ -44,32 +44,38 @@ def ephemeral_ports(root: Path = Path("/proc")) -> tuple[int, int]:
 
 def taken_ports(blocks: Sequence[tuple[int, int]]) -> list[int]:
     """Return the ports of these blocks (start, count) that are in use on any address, by binding each of them."""
-    return [port for start, count in blocks for port in range(start, start + count) if not _is_free(port)]
+    found = []
+    for port in (port for start, count in blocks for port in range(start, start + count)):
+        for family, any_address in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):  # noqa: S104 - closed again
+            try:
+                with socket.socket(family) as tried:
+                    if family == socket.AF_INET6:
+                        tried.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                    tried.bind((any_address, port))
+            except OSError as error:
+                no_ipv6 = error.errno in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.EPROTONOSUPPORT)
+                if family == socket.AF_INET or not no_ipv6:
+                    found.append(port)
+                    break
+    return found
 
 
-def answers(address: str, timeout: float = 1) -> bool:
-    """Return whether a process listens at `host:port`; Ray's calls would block for a minute, then end this process."""
-    host, _, port = address.rpartition(":")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=timeout).close()
-    except ValueError:
-        return False
-    except OSError as error:
-        # With no descriptor left, this process cannot knock: that says nothing about the other end.
-        return error.errno in (errno.EMFILE, errno.ENFILE)
-    return True
+def answers(address: str, timeout: float = 1) -> bool | None:
+    """Return whether a process listens at `host:port`: False if its machine says that none does, None if it is silent.
 
-
-def refuses(address: str, timeout: float) -> bool:
-    """Return whether the machine at `host:port` says that no process listens there."""
+    Ray's calls would block for a minute, then end this process.
+    """
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=timeout).close()
     except ConnectionRefusedError:
-        return True
-    except (OSError, ValueError):
         return False
-    return False
+    except ValueError:
+        return None
+    except OSError as error:
+        # With no descriptor left, this process cannot knock: that says nothing about the other end.
+        return True if error.errno in (errno.EMFILE, errno.ENFILE) else None
+    return True
 
 
 def lease_range(ephemeral: tuple[int, int], wanted: tuple[int, int] | None = None) -> range:
@@ -107,18 +113,3 @@ def check_port_range(wanted: object) -> tuple[int, int] | None:
     ):
         return (wanted[0], wanted[1])
     raise ConfigError(f"port_range is {wanted!r}", hint="it is the first and the last port, as in (20000, 29999)")
-
-
-def _is_free(port: int) -> bool:
-    for family, any_address in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):  # noqa: S104 - closed again
-        try:
-            with socket.socket(family) as tried:
-                if family == socket.AF_INET6:
-                    tried.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-                tried.bind((any_address, port))
-        except OSError as error:
-            no_ipv6 = error.errno in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.EPROTONOSUPPORT)
-            if family == socket.AF_INET6 and no_ipv6:
-                continue
-            return False
-    return True

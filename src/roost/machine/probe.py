@@ -88,33 +88,29 @@ def starting_environment() -> dict[str, str]:
         return dict(os.environ)
 
 
-def check_interpreters(paths: Iterable[str]) -> dict[str, str]:
-    """Return the interpreters that do not work on this node, and why."""
-    return {path: problem for path in paths if (problem := _interpreter_problem(path))}
-
-
-def check_hardware(pieces: Iterable[Any]) -> dict[int, str]:
-    """Run `check()` of the hardware attached to this node; return why it failed, by index."""
-    failed = {}
+def check(paths: Iterable[str], pieces: Iterable[Any]) -> tuple[dict[str, str], dict[int, str]]:
+    """Return which of these interpreters do not work on this node, and which pieces of hardware, by index; and why."""
+    bad_paths: dict[str, str] = {}
+    for path in paths:
+        if not Path(path).is_file():
+            bad_paths[path] = "there is no such file"
+        elif not os.access(path, os.X_OK):
+            bad_paths[path] = "it cannot be executed"
+        else:
+            try:
+                done = subprocess.run(  # noqa: S603 - the interpreter that the user's config names, with our arguments
+                    [path, "-c", "import ray"], capture_output=True, text=True, timeout=INTERPRETER_SECONDS, check=False
+                )
+            except (OSError, subprocess.TimeoutExpired) as error:
+                bad_paths[path] = f"it does not run: {error}"
+                continue
+            if done.returncode:
+                why = (done.stderr.strip().splitlines() or ["no message"])[-1]
+                bad_paths[path] = f"it cannot import ray: {why}"
+    bad_pieces: dict[int, str] = {}
     for index, piece in enumerate(pieces):
         try:
             piece.check()
         except Exception as error:
-            failed[index] = error_text(error)
-    return failed
-
-
-def _interpreter_problem(path: str) -> str | None:
-    if not Path(path).is_file():
-        return "there is no such file"
-    if not os.access(path, os.X_OK):
-        return "it cannot be executed"
-    try:
-        done = subprocess.run(  # noqa: S603 - the interpreter that the user's config names, with our arguments
-            [path, "-c", "import ray"], capture_output=True, text=True, timeout=INTERPRETER_SECONDS, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return f"it does not run: {error}"
-    if done.returncode:
-        return f"it cannot import ray: {(done.stderr.strip().splitlines() or ['no message'])[-1]}"
-    return None
+            bad_pieces[index] = error_text(error)
+    return bad_paths, bad_pieces

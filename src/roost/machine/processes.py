@@ -53,10 +53,15 @@ def list_processes(variables: Sequence[str] = ()) -> Iterator[Process]:
         if variables:
             with contextlib.suppress(psutil.Error, OSError):
                 environment = process.environ()
-        words = tuple(process.info["cmdline"] or ())
+        words, name = tuple(process.info["cmdline"] or ()), process.info["name"] or ""
+        # The title that a process gave itself, as Ray's workers do, or the script that Python runs.
+        if words and words[0].startswith("ray::"):
+            name = words[0]
+        elif name.startswith("python"):
+            name = Path(next((word for word in words[:4] if word.endswith(".py")), name)).name
         yield Process(
             pid=process.pid,
-            name=_process_name(process.info["name"] or "", words),
+            name=name,
             words=words,
             since=process.info["create_time"] or 0.0,
             environment={name: environment[name] for name in variables if name in environment},
@@ -97,23 +102,16 @@ def stop_process(pid: int, began: float, timeout: float, on_wait: Callable[[], o
 
     `on_wait` is called again and again meanwhile. PermissionError if it is another user's.
     """
-    deadline = Deadline.after(timeout)
     try:
         process = psutil.Process(pid)
-        if abs(began_after_boot(pid) - began) > 1:
+        if not is_same(pid, began):
             return True
         process.terminate()
-        # A zombie has ended; its parent has not noticed yet.
-        while process.status() != psutil.STATUS_ZOMBIE:
-            if deadline.is_over:
-                return False
-            on_wait()
-            time.sleep(LOOK_SECONDS)
     except psutil.NoSuchProcess:
-        pass
+        return True
     except psutil.AccessDenied:
         raise PermissionError(f"process {pid} is another user's") from None
-    return True
+    return _has_ended(process, timeout, on_wait)
 
 
 def began_after_boot(pid: int | None = None) -> float:
@@ -124,6 +122,14 @@ def began_after_boot(pid: int | None = None) -> float:
     """
     boot = psutil.boot_time()
     return psutil.Process(pid).create_time() - boot
+
+
+def is_same(pid: int, began: float) -> bool:
+    """Return whether the process that began at this time after the boot runs; psutil.Error if that is kept secret."""
+    try:
+        return abs(began_after_boot(pid) - began) <= 1
+    except psutil.NoSuchProcess:
+        return False
 
 
 def account() -> str:
@@ -146,18 +152,25 @@ def end_sibling(pid: int, seconds: float) -> bool:
 
     A process that does not match is another process that got the number later, and is left alone.
     """
-    deadline = Deadline.after(seconds)
     try:
         process, this = psutil.Process(pid), psutil.Process()
         if process.ppid() != this.ppid() or process.create_time() > this.create_time():
             return True
         process.kill()
+    except psutil.NoSuchProcess:
+        return True
+    return _has_ended(process, seconds)
+
+
+def _has_ended(process: psutil.Process, timeout: float, on_wait: Callable[[], object] = lambda: None) -> bool:
+    """Wait until a process has ended; a zombie has, and its parent has not noticed yet."""
+    deadline = Deadline.after(timeout)
+    with contextlib.suppress(psutil.NoSuchProcess):
         while process.status() != psutil.STATUS_ZOMBIE:
             if deadline.is_over:
                 return False
-            time.sleep(0.01)
-    except psutil.NoSuchProcess:
-        pass
+            on_wait()
+            time.sleep(LOOK_SECONDS)
     return True
 
 
@@ -181,14 +194,6 @@ def _is_ours(pid: int, user: str) -> bool:
         return is_near and psutil.Process(pid).username() == user
     except (psutil.Error, OSError):
         return False
-
-
-def _process_name(name: str, words: tuple[str, ...]) -> str:
-    """Return the title that a process gave itself, as Ray's workers do, or the script that Python runs."""
-    if words and words[0].startswith("ray::"):
-        return words[0]
-    script = next((word for word in words[:4] if word.endswith(".py")), "")
-    return Path(script).name if script and name.startswith("python") else name
 
 
 def _prctl(option: int, value: int) -> None:

@@ -7,20 +7,18 @@ counts as alive. Everything is looked for a second time right before it is ended
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import socket
 import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from pathlib import Path
 from typing import Any
 
 import psutil
 import ray
 from ray._raylet import PlacementGroupID  # no public call reaches a placement group of another namespace
-from ray.util import list_named_actors, placement_group_table
+from ray.util import placement_group_table
 from ray.util.placement_group import PlacementGroup
 
 from roost.deadline import Deadline
@@ -28,19 +26,19 @@ from roost.errors import ClusterError
 from roost.machine.disks import old_folders
 from roost.machine.folders import socket_folder
 from roost.machine.ports import answers
-from roost.machine.processes import Process, account, end_processes, find_processes, list_processes, one_line
-from roost.runtime.connect.local_cluster import find_stale_files, one_at_a_time
+from roost.machine.processes import Process, account, end_processes, find_processes, one_line
+from roost.runtime.connect.calls import list_actors
+from roost.runtime.connect.local_cluster import find_stale_files, folders_in_use, one_at_a_time
 from roost.runtime.limits import BUSY_HEAD_SECONDS, POLL_SECONDS, REMNANTS_SECONDS
 from roost.runtime.managers.job_info import JOB_VARIABLE, driver_of
 from roost.runtime.nodes import discover
 from roost.runtime.nodes.info import NodeInfo
 from roost.runtime.nodes.placement_groups import GROUP_PREFIX, remove_groups
-from roost.runtime.nodes.ray_state import RayJob, read_jobs
+from roost.runtime.nodes.ray_state import read_jobs
 from roost.runtime.status import find_left_processes, visit
 from roost.text import printable
 
 _RAYLET_VARIABLE = "RAY_RAYLET_PID"
-_KEEPER = "roost.testing.keeper"
 _HERE = "on this machine"
 _MOST_CHARACTERS = 80
 _KNOCKS = 3
@@ -100,7 +98,19 @@ def end_remnants(remnants: Sequence[Remnant], address: str | None = None) -> tup
     """End the remnants that are still there, and return the ones that could not be ended."""
     user = account()
     here = {item for item in remnants if item.where == _HERE}
-    _end_here(here.intersection(_find_here(user)), user)
+    found = here.intersection(_find_here(user))
+    pids = {(item.name, item.id) for item in found if item.kind is RemnantKind.PROCESS}
+    end_processes([item for item in _orphans(user) if (str(item.pid), str(item.since)) in pids], user)
+    paths = {item.name for item in found}
+    for path in old_folders(socket_folder(), "ray-*", folders_in_use()):
+        if str(path) in paths:
+            shutil.rmtree(path, ignore_errors=True)
+    if any(item.kind is RemnantKind.FILE for item in found):
+        # `roost up` writes such a file, too.
+        with one_at_a_time():
+            for path in find_stale_files():
+                if str(path) in paths:
+                    path.unlink(missing_ok=True)
     left = here.intersection(_find_here(user))
     on_ray = set(remnants) - here
     if on_ray:
@@ -128,8 +138,9 @@ def _find_on_ray(address: str, nodes: tuple[NodeInfo, ...], deadline: Deadline, 
             id=str(left.since),
         )
     ended = {job.id: job for job in read_jobs().values() if job.user == user and job.has_ended}
+    left_by = {job.id: f"of {printable(job.namespace)} (Ray job {job.id}, pid {job.pid})" for job in ended.values()}
     namespaces = {job.namespace for job in ended.values()}
-    for entry in list_named_actors(all_namespaces=True):
+    for entry in list_actors(all_namespaces=True):
         name, namespace = entry["name"], entry["namespace"]
         if namespace not in namespaces:
             continue
@@ -137,12 +148,12 @@ def _find_on_ray(address: str, nodes: tuple[NodeInfo, ...], deadline: Deadline, 
         with contextlib.suppress(ValueError):
             actor_id = ray.get_actor(name, namespace=namespace)._actor_id.hex()
             # The end of Ray's ids is the job that made the thing; a later job may have the same namespace.
-            if job := ended.get(actor_id[-8:]):
+            if actor_id[-8:] in ended:
                 yield Remnant(
                     kind=RemnantKind.ACTOR,
                     name=printable(name),
                     where=f"in namespace {printable(namespace)}",
-                    what=_left_by(job),
+                    what=left_by[actor_id[-8:]],
                     id=actor_id,
                 )
     for group_id, group in placement_group_table().items():
@@ -152,13 +163,9 @@ def _find_on_ray(address: str, nodes: tuple[NodeInfo, ...], deadline: Deadline, 
                 kind=RemnantKind.PLACEMENT_GROUP,
                 name=printable(group["name"]),
                 where=f"in namespace {printable(job.namespace)}",
-                what=_left_by(job),
+                what=left_by[job.id],
                 id=group_id,
             )
-
-
-def _left_by(job: RayJob) -> str:
-    return f"of {printable(job.namespace)} (Ray job {job.id}, pid {job.pid})"
 
 
 def _end_on_ray(remnants: Collection[Remnant], nodes: tuple[NodeInfo, ...], deadline: Deadline, user: str) -> None:
@@ -167,7 +174,7 @@ def _end_on_ray(remnants: Collection[Remnant], nodes: tuple[NodeInfo, ...], dead
     if pids:
         discover.on_nodes(on_nodes, _end_marked, [(pid, since) for _, pid, since in pids], user, deadline=deadline)
     actors = {item.id for item in remnants if item.kind is RemnantKind.ACTOR}
-    for entry in list_named_actors(all_namespaces=True) if actors else ():
+    for entry in list_actors(all_namespaces=True) if actors else ():
         with contextlib.suppress(ValueError):
             handle = ray.get_actor(entry["name"], namespace=entry["namespace"])
             if handle._actor_id.hex() in actors:
@@ -192,8 +199,9 @@ def _find_here(user: str) -> Iterator[Remnant]:
             what=f"of {printable(item.environment[JOB_VARIABLE])}, whose cluster is gone: {command}",
             id=str(item.since),
         )
+    folders = old_folders(socket_folder(), "ray-*", folders_in_use())
     for kind, paths, why in (
-        (RemnantKind.FOLDER, _cluster_folders(), "of a local cluster that is gone"),
+        (RemnantKind.FOLDER, folders, "of a local cluster that is gone"),
         (RemnantKind.FILE, find_stale_files(), "of a process that is gone"),
     ):
         for path in paths:
@@ -202,57 +210,23 @@ def _find_here(user: str) -> Iterator[Remnant]:
                 yield Remnant(kind=kind, name=printable(str(path)), where=_HERE, what=why, id=number)
 
 
-def _end_here(remnants: Collection[Remnant], user: str) -> None:
-    pids = {(item.name, item.id) for item in remnants if item.kind is RemnantKind.PROCESS}
-    end_processes([item for item in _orphans(user) if (str(item.pid), str(item.since)) in pids], user)
-    paths = {item.name for item in remnants}
-    for path in _cluster_folders():
-        if str(path) in paths:
-            shutil.rmtree(path, ignore_errors=True)
-    if any(item.kind is RemnantKind.FILE for item in remnants):
-        # `roost up` writes such a file, too.
-        with one_at_a_time():
-            for path in find_stale_files():
-                if str(path) in paths:
-                    path.unlink(missing_ok=True)
-
-
 def _orphans(user: str) -> list[Process]:
     """Find processes of this machine that jobs started whose cluster is gone."""
     found = find_processes(JOB_VARIABLE, user, also=[_RAYLET_VARIABLE])
     heads = {item.environment[JOB_VARIABLE].partition("|")[0] for item in found}
     gone = {head for head in heads if not any(answers(head, BUSY_HEAD_SECONDS) for _ in range(_KNOCKS))}
-    return [
-        item
-        for item in found
-        if item.environment[JOB_VARIABLE].partition("|")[0] in gone
-        and not _is_raylet(item.environment.get(_RAYLET_VARIABLE, ""))
-        and not _has_driver(item.environment[JOB_VARIABLE])
-    ]
-
-
-def _is_raylet(pid: str) -> bool:
-    """Whether a raylet with this process id runs; a process that does not name its raylet may have one."""
-    try:
-        process = psutil.Process(int(pid)) if pid.isdigit() else None
-        return process is None or (process.name() == "raylet" and process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.Error:
-        return False
-
-
-def _has_driver(mark: str) -> bool:
-    """Whether the driver that a mark names may run on this machine."""
-    pid = driver_of(mark)
-    return pid is None or (f":{socket.gethostname()}:{pid}:" in mark and psutil.pid_exists(pid))
-
-
-def _cluster_folders() -> list[Path]:
-    """Find the folders of local clusters of which no process is left."""
-    used: set[str] = set()
-    for item in list_processes():
-        used |= {item.flag("session_dir"), item.flag("temp_dir")} - {""}
-        if _KEEPER in item.words:
-            # Its output goes into the folder.
-            with contextlib.suppress(OSError):
-                used.add(os.readlink(f"/proc/{item.pid}/fd/1"))
-    return old_folders(socket_folder(), "ray-*", used)
+    orphans = []
+    for item in found:
+        mark, raylet = item.environment[JOB_VARIABLE], item.environment.get(_RAYLET_VARIABLE, "")
+        driver = driver_of(mark)
+        # A process that does not name its raylet may have one, and so may its driver run on this machine.
+        if mark.partition("|")[0] not in gone or not raylet.isdigit() or driver is None:
+            continue
+        if f":{socket.gethostname()}:{driver}:" in mark and psutil.pid_exists(driver):
+            continue
+        with contextlib.suppress(psutil.Error):
+            process = psutil.Process(int(raylet))
+            if process.name() == "raylet" and process.status() != psutil.STATUS_ZOMBIE:
+                continue
+        orphans.append(item)
+    return orphans

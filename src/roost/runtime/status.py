@@ -9,14 +9,13 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ray.util import list_named_actors
-
 from roost.config.topology import Topology
 from roost.deadline import Deadline
 from roost.errors import ClusterError, RoostError
 from roost.machine.processes import find_processes
 from roost.placement.plan import Piece
 from roost.runtime.connect import connection
+from roost.runtime.connect.calls import list_actors
 from roost.runtime.limits import HANG_SECONDS, STATUS_SECONDS
 from roost.runtime.managers.job_info import JOB_VARIABLE, JobInfo, driver_of
 from roost.runtime.managers.namespaces import MANAGER_NAMES, get_job
@@ -172,10 +171,20 @@ def visit(address: str | None, timeout: float = STATUS_SECONDS) -> Iterator[tupl
         connection.disconnect(made)
 
 
-def _jobs() -> tuple[JobStatus, ...]:
-    """Find the jobs of all namespaces that have a manager of Roost, even if the node manager has died."""
+def find_left_processes(
+    nodes: tuple[NodeInfo, ...], address: str, deadline: Deadline, user: str | None = None
+) -> tuple[tuple[Leftover, ...], tuple[JobStatus, ...]]:
+    """Find processes, perhaps only those of one user, that jobs of this cluster left behind, and the jobs that run.
+
+    A job runs that has a manager in any namespace, even if the node manager has died.
+    """
+    # Nodes on one machine share its processes.
+    machines = {node.network: node for node in nodes}
+    names = {node.ray_id: str(node) for node in machines.values()}
+    found = discover.on_nodes(names, find_processes, JOB_VARIABLE, user, deadline=deadline)
+    # After the processes: a job that starts in between has left nothing over.
     managers: dict[str, set[str]] = {}
-    for entry in list_named_actors(all_namespaces=True):
+    for entry in list_actors(all_namespaces=True):
         if entry["name"] in MANAGER_NAMES:
             managers.setdefault(entry["namespace"], set()).add(entry["name"])
     jobs = []
@@ -196,21 +205,8 @@ def _jobs() -> tuple[JobStatus, ...]:
                 waits=tuple(waits.items()),
             )
         )
-    return tuple(jobs)
-
-
-def find_left_processes(
-    nodes: tuple[NodeInfo, ...], address: str, deadline: Deadline, user: str | None = None
-) -> tuple[tuple[Leftover, ...], tuple[JobStatus, ...]]:
-    """Find processes, perhaps only those of one user, that jobs of this cluster left behind, and the jobs that run."""
-    # Nodes on one machine share its processes.
-    machines = {node.network: node for node in nodes}
-    names = {node.ray_id: str(node) for node in machines.values()}
-    found = discover.on_nodes(names, find_processes, JOB_VARIABLE, user, deadline=deadline)
-    # After the processes: a job that starts in between has left nothing over.
-    jobs = _jobs()
     # Of a job that lost its manager only the namespace is known: what belongs to it is not left over.
-    alive = tuple(f"{address}|{item.namespace}:" if item.job is None else f"{item.job.id}/" for item in jobs)
+    running = tuple(f"{address}|{item.namespace}:" if item.job is None else f"{item.job.id}/" for item in jobs)
     drivers = {job.pid for job in read_jobs().values() if job.user and not job.has_ended}
     left = [
         Leftover(
@@ -224,6 +220,6 @@ def find_left_processes(
         for item in processes
         for mark in item.environment.values()
         # A driver may live though its managers do not.
-        if mark.startswith(f"{address}|") and not mark.startswith(alive) and driver_of(mark) not in drivers
+        if mark.startswith(f"{address}|") and not mark.startswith(running) and driver_of(mark) not in drivers
     ]
-    return tuple(left), jobs
+    return tuple(left), tuple(jobs)

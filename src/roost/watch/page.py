@@ -17,7 +17,7 @@ from importlib.resources import files
 from typing import Any
 
 from roost.errors import ClusterError, ConfigError, RoostError
-from roost.machine.listener import Listener
+from roost.machine.strangers import Listener
 from roost.runtime.process.output import read_tail
 from roost.runtime.runs.folder import log_file
 from roost.text import printable_lines

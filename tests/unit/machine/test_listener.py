@@ -10,7 +10,7 @@ import socket
 import threading
 from collections.abc import Iterator
 
-from roost.machine.listener import Listener
+from roost.machine.strangers import Listener
 
 
 class Echo(asyncio.Protocol):

@@ -16,7 +16,7 @@ from pathlib import Path
 from roost.deadline import Deadline
 from roost.errors import ClusterError, ConfigError
 from roost.machine.folders import is_of_local_cluster
-from roost.machine.processes import list_processes
+from roost.machine.processes import Process, list_processes
 
 _LOOPBACK = "127.0.0.1"
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -35,7 +35,8 @@ def find_heads() -> list[str]:
 
     Local clusters do not count: no process joins another one's test by accident.
     """
-    found = {head for head, is_local_cluster in _raylets() if not is_local_cluster}
+    here = [item for item in list_raylets() if not is_of_local_cluster(item.flag("session_dir"))]
+    found = {item.flag("gcs-address") for item in here} - {""}
     noted = ""
     with contextlib.suppress(OSError, ValueError):
         temporary = os.environ.get("RAY_TMPDIR") or "/tmp"  # noqa: S108 - where Ray keeps it
@@ -48,7 +49,8 @@ def find_heads() -> list[str]:
 def is_on_loopback(address: str) -> bool:
     """Return whether a Ray of this machine has its head at this address, and on the loopback interface only."""
     host, _, port = address.rpartition(":")
-    return host in (_LOOPBACK, "localhost") and f"{_LOOPBACK}:{port}" in {head for head, _ in _raylets()}
+    own = f"{_LOOPBACK}:{port}"
+    return host in (_LOOPBACK, "localhost") and any(item.flag("gcs-address") == own for item in list_raylets())
 
 
 def takes_token(address: str, token: str, timeout: float) -> bool | None:
@@ -106,19 +108,13 @@ def has_own_raylet(address: str) -> bool:
     host = address.rpartition(":")[0]
     is_local = host.startswith("127.") and host != _LOOPBACK
     return not is_local or any(
-        item.flag("gcs-address") == address and item.flag("node_ip_address") == host
-        for item in list_processes()
-        if item.name == "raylet"
+        item.flag("gcs-address") == address and item.flag("node_ip_address") == host for item in list_raylets()
     )
 
 
-def _raylets() -> list[tuple[str, bool]]:
-    """Return the head of each raylet on this machine, and whether it is one of a local cluster."""
-    return [
-        (item.flag("gcs-address"), is_of_local_cluster(item.flag("session_dir")))
-        for item in list_processes()
-        if item.name == "raylet" and item.flag("gcs-address")
-    ]
+def list_raylets() -> list[Process]:
+    """Return the raylets of this machine."""
+    return [item for item in list_processes() if item.name == "raylet"]
 
 
 def _request(address: str, token: str) -> bytes:

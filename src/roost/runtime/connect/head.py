@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from roost.deadline import NEVER, Deadline
 from roost.errors import ClusterError
-from roost.machine.ports import answers, refuses
+from roost.machine.ports import answers
 from roost.runtime.limits import (
     BLIP_SECONDS,
     HANGING_CALLS_SECONDS,
@@ -181,25 +181,22 @@ class Head:
         while not self.is_given_up:
             if self._stopped.wait(HEAD_EVERY_SECONDS):
                 return
-            self._knock()
+            silent_before = self.silent_seconds
+            if self.answers():
+                if self._is_reported:
+                    log.warning("Ray's head at %s answers again after %.0f s", self.address, silent_before)
+                self._is_reported = False
+            elif self.silent_seconds > BLIP_SECONDS and not self._is_reported:
+                # Only a change that lasts.
+                log.error("Ray's head at %s does not answer", self.address)
+                self._is_reported = True
             # The head soon declares the node dead: all that this process started ends then.
-            self._has_raylet = not refuses(self._raylet, KNOCK_SECONDS)
+            self._has_raylet = answers(self._raylet, KNOCK_SECONDS) is not False
             self.is_given_up = self.silent_seconds > LOST_SECONDS or not self._has_raylet
         log.error("%s: this process disconnects from Ray", self.gone().problems[0].message)
         # First every thread notices it: while one waits in Ray, Ray may not disconnect.
         time.sleep(2 * HEAD_EVERY_SECONDS)
         on_lost()
-
-    def _knock(self) -> None:
-        """See whether it answers, and report a change that lasts."""
-        silent_before = self.silent_seconds
-        if self.answers():
-            if self._is_reported:
-                log.warning("Ray's head at %s answers again after %.0f s", self.address, silent_before)
-            self._is_reported = False
-        elif self.silent_seconds > BLIP_SECONDS and not self._is_reported:
-            log.error("Ray's head at %s does not answer", self.address)
-            self._is_reported = True
 
     def gone(self, doing: str = "") -> ClusterError:
         """Make the error that names it."""
@@ -267,8 +264,10 @@ def within(
     deadline = Deadline.after(seconds)
     # While one call hangs, the next of its kind would hang as well.
     soon = deadline.within(STILL_HANGS_SECONDS)
+    late = f"Ray did not {what} in {round(seconds, 1):g} s"
+    hint = "its head hangs or is overloaded: look at its machine"
     if what in _hanging and not _is_done(_hanging[what], soon, BLIP_SECONDS):
-        raise _late(seconds, what)
+        raise ClusterError(late, hint=hint)
     made = _Call(call, what, undo)
     try:
         made.start()
@@ -276,7 +275,7 @@ def within(
             return made.result()
         if seconds == usual:
             _hanging[what] = made
-        raise _late(seconds, what)
+        raise ClusterError(late, hint=hint)
     except BaseException:
         made.give_up()
         raise
@@ -288,12 +287,6 @@ def unless_lost(call: Callable[[], Value]) -> Value:
     made.start()
     _is_done(made, NEVER, math.inf)
     return made.result()
-
-
-def _late(seconds: float, what: str) -> ClusterError:
-    return ClusterError(
-        f"Ray did not {what} in {round(seconds, 1):g} s", hint="its head hangs or is overloaded: look at its machine"
-    )
 
 
 def _is_done(call: _Call[Any], deadline: Deadline, most_silent: float) -> bool:
@@ -313,6 +306,4 @@ def _is_done(call: _Call[Any], deadline: Deadline, most_silent: float) -> bool:
     return call.is_done
 
 
-@functools.cache
-def _head_of_worker(address: str) -> Head:
-    return Head(address)
+_head_of_worker: Callable[[str], Head] = functools.cache(Head)

@@ -18,9 +18,10 @@ import psutil
 from roost.config.topology import Topology
 from roost.errors import ClusterError
 from roost.machine.folders import socket_folder
-from roost.machine.processes import began_after_boot
+from roost.machine.processes import began_after_boot, is_same, list_processes
 
 _RECORD = "local-cluster.json"
+_KEEPER = "roost.testing.keeper"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,10 +46,9 @@ def read_local_cluster() -> LocalClusterRecord | None:
     """Return the local cluster that is up, or None; a record whose cluster is gone counts as none."""
     try:
         found = LocalClusterRecord(**json.loads((socket_folder() / _RECORD).read_text(encoding="utf-8")))
-        is_up = abs(began_after_boot(found.keeper_pid) - found.keeper_started) < 1
+        return found if is_same(found.keeper_pid, found.keeper_started) else None
     except (ClusterError, OSError, ValueError, TypeError, psutil.Error):
         return None
-    return found if is_up else None
 
 
 def find_stale_files() -> list[Path]:
@@ -58,6 +58,18 @@ def find_stale_files() -> list[Path]:
     stale = [path for path in drafts if not psutil.pid_exists(int(path.suffix[1:]))]
     record = folder / _RECORD
     return [*stale, record] if record.exists() and read_local_cluster() is None else stale
+
+
+def folders_in_use() -> set[str]:
+    """Return the folders that processes of Ray on this machine use, and those that keep local clusters."""
+    used: set[str] = set()
+    for item in list_processes():
+        used |= {item.flag("session_dir"), item.flag("temp_dir")} - {""}
+        if _KEEPER in item.words:
+            # Its output goes into the folder.
+            with contextlib.suppress(OSError):
+                used.add(os.readlink(f"/proc/{item.pid}/fd/1"))
+    return used
 
 
 @contextlib.contextmanager

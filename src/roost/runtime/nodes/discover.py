@@ -22,10 +22,9 @@ from roost.config.topology import Accelerator, Node, Topology
 from roost.deadline import Deadline
 from roost.errors import CheckFailed, ClusterError, ConfigError, NodesMissing, Problem
 from roost.machine import probe as probes
-from roost.machine.ports import refuses
-from roost.machine.processes import list_processes
+from roost.machine.ports import answers
 from roost.runtime.connect.calls import get, on_node
-from roost.runtime.connect.find_head import takes_token
+from roost.runtime.connect.find_head import list_raylets, takes_token
 from roost.runtime.connect.head import within
 from roost.runtime.limits import (
     ASK_SECONDS,
@@ -76,7 +75,8 @@ def has_ended(ray_id: str) -> bool:
     """
     for entry in _node_table():
         if entry["NodeID"] == ray_id:
-            return refuses(f"{entry['NodeManagerAddress']}:{entry.get('NodeManagerPort', 0)}", KNOCK_SECONDS)
+            address = f"{entry['NodeManagerAddress']}:{entry.get('NodeManagerPort', 0)}"
+            return answers(address, KNOCK_SECONDS) is False
     return True
 
 
@@ -91,11 +91,19 @@ def wait_for_nodes(count: int, deadline: Deadline) -> list[RayNode]:
         # Until the head has registered, the list is incomplete.
         if len(nodes) >= count and any(node.is_head for node in nodes):
             return nodes
-        now = time.monotonic()
+        now, here = time.monotonic(), len(nodes)
+        lacking = f"{count - here} of {plural(count, 'node')}" if here < count else "the head"
         if deadline.is_over:
-            raise NodesMissing(_missing(count, nodes, seen, now - began))
+            there = f"there {'is' if here == 1 else 'are'} {here}" + (f": {join_words(nodes)}" if nodes else "")
+            gone = [node for ray_id, node in seen.items() if ray_id not in {node.ray_id for node in nodes}]
+            left = f"; {join_words(gone)} came and went" if gone else ""
+            start = f"`ray start --address={ray.get_runtime_context().gcs_address}`"
+            raise NodesMissing(
+                f"{lacking} did not come in {now - began:.0f} s; {there}{left}",
+                hint=f"on each that is missing run {start}, or ask for num_nodes={max(1, here)}",
+            )
         if now >= say_at:
-            log.warning("waiting for %s; here: %s", _lacking(count, nodes), join_words(nodes) or "none")
+            log.warning("waiting for %s; here: %s", lacking, join_words(nodes) or "none")
             say_at = now + SAY_EVERY_SECONDS
         time.sleep(min(POLL_SECONDS, deadline.left))
 
@@ -111,33 +119,41 @@ def discover(
     count = len(nodes) if count is None else count
     ranked = rank_nodes(nodes, {})
     probing = _Probing()
-    probing.start([node for rank, node in ranked.items() if rank < count])
-    probing.collect(deadline)
+    probing.probe([node for rank, node in ranked.items() if rank < count], deadline)
     if probing.wanted_ranks:
-        probing.start([node for rank, node in ranked.items() if rank >= count])
         # A sick node that is not needed must not take all the time.
-        probing.collect(deadline.within(SPARE_NODES_SECONDS))
+        spares = [node for rank, node in ranked.items() if rank >= count]
+        probing.probe(spares, deadline.within(SPARE_NODES_SECONDS))
         ranked = rank_nodes(nodes, probing.wanted_ranks, unknown=probing.sick)
         if not all(rank in ranked for rank in range(count)):
-            probing.collect(deadline)
+            probing.probe([], deadline)
             ranked = rank_nodes(nodes, probing.wanted_ranks, unknown=probing.sick)
     reports, sick = probing.reports, probing.sick
     needed = {rank: ranked[rank] for rank in range(count) if rank in ranked}
     # Which of the nodes that do not tell their ranks are needed is not known.
     suspects = [node.ray_id for node in needed.values()] if len(needed) == count else list(sick)
     if problems := [sick[ray_id] for ray_id in suspects if ray_id in sick]:
-        raise CheckFailed([_without(problem) for problem in problems] if len(nodes) > count else problems)
+        without = "to do without it, end Ray there with `ray stop`: the next node then takes its rank"
+        if len(nodes) > count:
+            problems = [replace(item, hint="; ".join(filter(None, (item.hint, without)))) for item in problems]
+        raise CheckFailed(problems)
     declared = [item for group in groups for item in group.hardware]
     infos = tuple(_node_info(rank, node, reports[node.ray_id], declared) for rank, node in needed.items())
-    return infos, _notice(nodes, ranked, count)
+    ranks = {node.ray_id: rank for rank, node in ranked.items()}
+    unused = [node for node in nodes if ranks.get(node.ray_id, count) >= count]
+    if not unused:
+        return infos, ""
+    unused.sort(key=lambda node: ranks.get(node.ray_id, len(nodes)))
+    left_out = join_words([name_node(ranks.get(node.ray_id), node.address, node.name) for node in unused], most=8)
+    verb = "is" if len(unused) == 1 else "are"
+    return infos, f"the cluster has {len(nodes)} nodes and num_nodes is {count}: {left_out} {verb} not used"
 
 
 def survey(deadline: Deadline) -> tuple[tuple[NodeInfo, ...], tuple[SickNode, ...]]:
     """Probe all nodes that are there; return the nodes that answer and the sick ones, both in order."""
     nodes = wait_for_nodes(1, deadline)
     probing = _Probing()
-    probing.start(nodes)
-    probing.collect(deadline)
+    probing.probe(nodes, deadline)
     reports, problems = probing.reports, probing.sick
     ranked = rank_nodes(nodes, probing.wanted_ranks, unknown=problems)
     ranks = {node.ray_id: rank for rank, node in ranked.items()}
@@ -192,13 +208,6 @@ def make_topology(nodes: Sequence[NodeInfo], groups: Iterable[NodeGroup] = ()) -
 
 def check_groups(nodes: Sequence[NodeInfo], groups: Sequence[NodeGroup], deadline: Deadline) -> None:
     """Check interpreters and hardware of the groups on their nodes; CheckFailed lists all mistakes."""
-    names = {node.ray_id: str(node) for node in nodes}
-
-    def on_ranks(function: Callable[..., Any], argument: Mapping[int, Any]) -> dict[int, dict[Any, str]]:
-        arguments = {nodes[rank].ray_id: (value,) for rank, value in argument.items()}
-        answers = _on_each(names, function, arguments, deadline)
-        return {rank: answers[nodes[rank].ray_id] for rank in argument}
-
     problems: list[Problem] = []
     wanted: dict[int, dict[str, str]] = {}
     pieces: dict[int, list[tuple[DeclaredHardware, Any]]] = {}
@@ -214,14 +223,18 @@ def check_groups(nodes: Sequence[NodeInfo], groups: Sequence[NodeGroup], deadlin
                 continue
             if callable(getattr(piece, "check", None)):
                 pieces.setdefault(item.node_rank, []).append((item, piece))
-    for rank, failed in on_ranks(probes.check_interpreters, wanted).items():
-        for path, why in failed.items():
+    asked = {
+        nodes[rank].ray_id: (list(wanted.get(rank, ())), [piece for _, piece in pieces.get(rank, ())])
+        for rank in {**wanted, **pieces}
+    }
+    found = on_nodes({node.ray_id: str(node) for node in nodes}, probes.check, deadline=deadline, own=asked)
+    for rank in {**wanted, **pieces}:
+        bad_paths, bad_pieces = found[nodes[rank].ray_id]
+        for path, why in bad_paths.items():
             message = f"node group {wanted[rank][path]!r} wants {path} on {nodes[rank]}: {why}"
             hint = "python_interpreter_path is a path on the node itself, of a Python that has Ray"
             problems.append(Problem(message=message, hint=hint))
-    checked = {rank: [piece for _, piece in found] for rank, found in pieces.items()}
-    for rank, failed in on_ranks(probes.check_hardware, checked).items():
-        for index, why in failed.items():
+        for index, why in bad_pieces.items():
             item = pieces[rank][index][0]
             settings = ", ".join(f"{key}={value!r}" for key, value in item.settings.items())
             message = f"hardware {item.type!r} on {nodes[rank]} failed its check: {why}"
@@ -231,10 +244,22 @@ def check_groups(nodes: Sequence[NodeInfo], groups: Sequence[NodeGroup], deadlin
 
 
 def on_nodes(
-    nodes: Mapping[str, str], function: Callable[..., Answer], *arguments: Any, deadline: Deadline
+    nodes: Mapping[str, str],
+    function: Callable[..., Answer],
+    *arguments: Any,
+    deadline: Deadline,
+    own: Mapping[str, Sequence[Any]] | None = None,
 ) -> dict[str, Answer]:
-    """Run a function on several nodes (Ray id -> name in messages); CheckFailed names the nodes where it failed."""
-    return _on_each(nodes, function, dict.fromkeys(nodes, arguments), deadline)
+    """Run a function on several nodes (Ray id -> name in messages); CheckFailed names the nodes where it failed.
+
+    With `own`, only on the nodes that have arguments of their own there.
+    """
+    asked = dict.fromkeys(nodes, arguments) if own is None else own
+    answers, problems, late = _collect(nodes, function, _call(function, asked), deadline)
+    problems |= {ray_id: _late(nodes[ray_id]) for ray_id in late}
+    if problems:
+        raise CheckFailed(problems[ray_id] for ray_id in asked if ray_id in problems)
+    return answers
 
 
 @functools.cache
@@ -246,25 +271,13 @@ def remote_function(function: Callable[..., Any]) -> Any:
     return ray.remote(num_cpus=0, max_retries=0)(function)
 
 
-def _on_each(
-    nodes: Mapping[str, str], function: Callable[..., Any], arguments: Mapping[str, Sequence[Any]], deadline: Deadline
-) -> dict[str, Any]:
-    """Run a function on each node that has arguments (Ray id -> arguments); CheckFailed names those where it failed."""
-    answers, problems, late = _collect(nodes, function, _call(function, arguments), deadline)
-    problems |= {ray_id: _late(nodes[ray_id]) for ray_id in late}
-    if problems:
-        raise CheckFailed(problems[ray_id] for ray_id in arguments if ray_id in problems)
-    return answers
-
-
 def _call(function: Callable[..., Any], arguments: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
     """Start a function on each node that has arguments, and return the calls."""
-    calls = {}
-    for ray_id, values in arguments.items():
-        # Hard affinity: for a node that is gone the call fails immediately.
-        strategy = on_node(ray_id)
-        calls[ray_id] = remote_function(function).options(scheduling_strategy=strategy).remote(*values)
-    return calls
+    task = remote_function(function)
+    return {
+        ray_id: task.options(scheduling_strategy=on_node(ray_id)).remote(*values)
+        for ray_id, values in arguments.items()
+    }
 
 
 def _collect(
@@ -279,8 +292,18 @@ def _collect(
             answers[ray_id] = get(call, deadline.left)
         except GetTimeoutError:
             late.add(ray_id)
+        except RayTaskError as error:
+            why = str(error) if error.cause is None else error_text(error.cause)
+            if "Traceback" in why:
+                # Ray quotes all of it where the function cannot be imported.
+                why = why.strip().splitlines()[-1]
+            hint = "install Roost and the job's own packages in the environment that the node was started from"
+            message = f"{nodes[ray_id]}: {function.__name__} failed there: {why}"
+            problems[ray_id] = Problem(message=message, hint=hint if "No module named" in str(error) else "")
         except RayError as error:
-            problems[ray_id] = _failure(nodes[ray_id], function, error)
+            why = str(error).strip().splitlines()[0]
+            message = f"{nodes[ray_id]} is gone, or its worker process ended: {why}"
+            problems[ray_id] = Problem(message=message, hint="check the node; `roost nodes` lists those that are there")
     return answers, problems, late
 
 
@@ -289,41 +312,29 @@ class _Probing:
 
     def __init__(self) -> None:
         self.reports: dict[str, probes.NodeReport] = {}
+        self.sick: dict[str, Problem] = {}
+        """The problem of each node that has not reported."""
+        self.wanted_ranks: dict[str, str] = {}
+        """The ranks that nodes were given by their users."""
         self._names: dict[str, str] = {}
         self._calls: dict[str, Any] = {}
-        self._sharing: dict[str, list[RayNode]] = {}
-        self._problems: dict[str, Problem] = {}
 
-    @property
-    def sick(self) -> dict[str, Problem]:
-        """The problem of each node that has not reported."""
-        return self._problems | {ray_id: _late(self._names[ray_id]) for ray_id in self._calls}
-
-    @property
-    def wanted_ranks(self) -> dict[str, str]:
-        """The ranks that nodes were given by their users."""
-        ranks = {ray_id: report.environment.get(NODE_RANK_VARIABLE) for ray_id, report in self.reports.items()}
-        return {ray_id: rank for ray_id, rank in ranks.items() if rank is not None}
-
-    def start(self, nodes: Sequence[RayNode]) -> None:
-        """Start to probe nodes."""
+    def probe(self, nodes: Sequence[RayNode], deadline: Deadline) -> None:
+        """Start to probe these nodes as well, and wait for all reports until the deadline."""
         self._names |= {node.ray_id: str(node) for node in nodes}
-        groups = group_for_probe(nodes)
-        self._sharing |= {first.ray_id: others for first, *others in groups if others}
-        self._call([group[0] for group in groups])
-
-    def collect(self, deadline: Deadline) -> None:
-        """Wait for the reports until the deadline."""
-        shared = [ray_id for ray_id in self._calls if ray_id in self._sharing]
-        self._receive(shared, deadline.within(deadline.left / 2))
-        for ray_id, others in self._sharing.items():
-            if ray_id in self.reports:
-                self.reports |= {node.ray_id: self.reports[ray_id] for node in others}
+        groups = group_for_probe(nodes) if nodes else []
+        self._call([first for first, *_ in groups])
+        self._receive([first.ray_id for first, *others in groups if others], deadline.within(deadline.left / 2))
+        for first, *others in groups:
+            if first.ray_id in self.reports:
+                self.reports |= {node.ray_id: self.reports[first.ray_id] for node in others}
             else:
                 # It may be sick in a way of its own.
                 self._call(others)
-        self._sharing.clear()
         self._receive(list(self._calls), deadline)
+        self.sick |= {ray_id: _late(self._names[ray_id]) for ray_id in self._calls}
+        ranks = {ray_id: report.environment.get(NODE_RANK_VARIABLE) for ray_id, report in self.reports.items()}
+        self.wanted_ranks = {ray_id: rank for ray_id, rank in ranks.items() if rank is not None}
 
     def _call(self, nodes: Sequence[RayNode]) -> None:
         variables = [*variables_of_interest(), *SEARCH_PATHS, NODE_RANK_VARIABLE]
@@ -333,46 +344,13 @@ class _Probing:
         calls = {ray_id: self._calls[ray_id] for ray_id in ray_ids}
         reports, problems, late = _collect(self._names, probes.probe, calls, deadline)
         self.reports |= reports
-        self._problems |= problems
+        self.sick = {ray_id: why for ray_id, why in self.sick.items() if ray_id not in reports} | problems
         self._calls = {ray_id: call for ray_id, call in self._calls.items() if ray_id not in calls or ray_id in late}
-
-
-def _without(problem: Problem) -> Problem:
-    hint = "to do without it, end Ray there with `ray stop`: the next node then takes its rank"
-    return replace(problem, hint=f"{problem.hint}; {hint}" if problem.hint else hint)
-
-
-def _notice(nodes: Sequence[RayNode], ranked: Mapping[int, RayNode], count: int) -> str:
-    """Return a notice about the nodes that a job leaves out, or nothing."""
-    ranks = {node.ray_id: rank for rank, node in ranked.items()}
-    unused = [node for node in nodes if ranks.get(node.ray_id, count) >= count]
-    if not unused:
-        return ""
-    unused.sort(key=lambda node: ranks.get(node.ray_id, len(nodes)))
-    names = join_words([name_node(ranks.get(node.ray_id), node.address, node.name) for node in unused], most=8)
-    verb = "is" if len(unused) == 1 else "are"
-    return f"the cluster has {len(nodes)} nodes and num_nodes is {count}: {names} {verb} not used"
 
 
 def _late(node: str) -> Problem:
     hint = "its worker processes may be slow to start: check the load there, or raise timeout"
     return Problem(message=f"{node} did not answer in time", hint=hint)
-
-
-def _failure(node: str, function: Callable[..., Any], error: RayError) -> Problem:
-    if isinstance(error, RayTaskError):
-        why = str(error) if error.cause is None else error_text(error.cause)
-        hint = ""
-        if "Traceback" in why:
-            # Ray quotes all of it where the function cannot be imported.
-            why = why.strip().splitlines()[-1]
-        if "No module named" in str(error):
-            hint = "install Roost and the job's own packages in the environment that the node was started from"
-        return Problem(message=f"{node}: {function.__name__} failed there: {why}", hint=hint)
-    return Problem(
-        message=f"{node} is gone, or its worker process ended: {str(error).strip().splitlines()[0]}",
-        hint="check the node; `roost nodes` lists those that are there",
-    )
 
 
 def _node_info(rank: int, node: RayNode, report: probes.NodeReport, declared: Iterable[DeclaredHardware]) -> NodeInfo:
@@ -397,24 +375,9 @@ def _node_info(rank: int, node: RayNode, report: probes.NodeReport, declared: It
     )
 
 
-def _missing(count: int, nodes: Sequence[RayNode], seen: Mapping[str, RayNode], waited: float) -> Problem:
-    gone = [node for ray_id, node in seen.items() if ray_id not in {node.ray_id for node in nodes}]
-    there = f"there {'is' if len(nodes) == 1 else 'are'} {len(nodes)}" + (f": {join_words(nodes)}" if nodes else "")
-    left = f"; {join_words(gone)} came and went" if gone else ""
-    address = ray.get_runtime_context().gcs_address
-    return Problem(
-        message=f"{_lacking(count, nodes)} did not come in {waited:.0f} s; {there}{left}",
-        hint=f"on each that is missing run `ray start --address={address}`, or ask for num_nodes={max(1, len(nodes))}",
-    )
-
-
-def _lacking(count: int, nodes: Sequence[RayNode]) -> str:
-    return f"{count - len(nodes)} of {plural(count, 'node')}" if len(nodes) < count else "the head"
-
-
 def group_for_probe(nodes: Iterable[RayNode]) -> list[list[RayNode]]:
     """Group the nodes that share a probe; a node whose raylet is not seen here, or does not answer, is alone."""
-    raylets = {item.flag("node_id"): item for item in list_processes() if item.name == "raylet"}
+    raylets = {item.flag("node_id"): item for item in list_raylets()}
     groups: dict[Hashable, list[RayNode]] = {}
     for node in nodes:
         key: Hashable = node.ray_id

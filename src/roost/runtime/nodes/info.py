@@ -29,7 +29,7 @@ class RayNode:
         return _HEAD_RESOURCE in self.resources
 
     def __str__(self) -> str:
-        return describe_node(self.address, self.name)
+        return name_node(None, self.address, self.name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,12 +132,8 @@ class SickNode:
 
 
 def name_node(rank: int | None, address: str, name: str) -> str:
-    """Name a node by its rank, if that is known: `node 2 (10.0.0.7, worker-7)`."""
+    """Name a node: `node 2 (10.0.0.7, worker-7)`, or without a rank `10.0.0.7 (worker-7)`."""
+    own = "" if name == address else name
     if rank is None:
-        return describe_node(address, name)
-    return f"node {rank} ({address})" if name in ("", address) else f"node {rank} ({address}, {name})"
-
-
-def describe_node(address: str, name: str) -> str:
-    """Name a node that has no rank yet: `10.0.0.7 (worker-7)`."""
-    return address if name in ("", address) else f"{address} ({name})"
+        return f"{address} ({own})" if own else address
+    return f"node {rank} ({address}, {own})" if own else f"node {rank} ({address})"

@@ -17,7 +17,7 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -26,7 +26,7 @@ import psutil
 
 from roost.errors import ClusterError, ConfigError
 from roost.machine.folders import open_regular, socket_folder, state_folder, state_path
-from roost.machine.processes import began_after_boot
+from roost.machine.processes import is_same
 from roost.runtime.limits import RUN_LOCK_SECONDS
 from roost.runtime.runs.record import RECORD_FILE, RunOutcome, RunRecord, Status, read_record, started_at
 from roost.text import did_you_mean, join_words, plural
@@ -84,7 +84,18 @@ def add_run(folder: Path) -> str:
         try:
             home.mkdir(parents=True, exist_ok=True)
             _drop_links(home)
-            return _link(folder, home, _entries(homes))
+            entries = _entries(homes)
+            for entry in entries.values():
+                if _target(entry) == folder and entry.parent == home:
+                    # The links with the oldest times are dropped first.
+                    os.utime(entry, follow_symlinks=False)
+                    return entry.name
+            base = folder.name if _is_id(folder.name) else time.strftime("%Y%m%d-%H%M%S")
+            for name in itertools.chain([base], (f"{base}-{number}" for number in itertools.count(2))):
+                if name not in entries or _target(entries[name]) == folder:
+                    with contextlib.suppress(FileExistsError):
+                        (home / name).symlink_to(folder)
+                        return name
         except OSError as error:
             problem = error
     log.warning("this run is not in the list of your runs: %s", problem)
@@ -109,7 +120,15 @@ def find_run(name: str) -> Path:
         raise ConfigError(f"there is no folder {name}", hint="`roost runs` lists your runs")
     found = _read_index()
     if name == LATEST:
-        return _newest(found)
+        project = project_of(Path.cwd())
+        for run in found:
+            if run.is_of(project):
+                return run.folder
+        if not found:
+            raise ConfigError("there are no runs yet", hint="run a job first, or give the folder of a run")
+        others = f"{'is' if len(found) == 1 else 'are'} {plural(len(found), 'run')}"
+        hint = f"there {others} of other projects: `roost runs --all` lists them"
+        raise ConfigError(f"this project, {project}, has no runs yet", hint=hint)
     known = {run.id: run.folder for run in found}
     fitting = [name] if name in known else sorted(item for item in known if name and item.startswith(name))
     if len(fitting) == 1:
@@ -142,18 +161,6 @@ def find_running() -> Path:
     raise ConfigError(f"{len(running)} runs of this project are running", hint=f"say which: {names}")
 
 
-def _newest(found: Sequence[Run]) -> Path:
-    project = project_of(Path.cwd())
-    mine = next((run for run in found if run.is_of(project)), None)
-    if mine is not None:
-        return mine.folder
-    if not found:
-        raise ConfigError("there are no runs yet", hint="run a job first, or give the folder of a run")
-    others = plural(len(found), "run")
-    hint = f"there {'is' if len(found) == 1 else 'are'} {others} of other projects: `roost runs --all` lists them"
-    raise ConfigError(f"this project, {project}, has no runs yet", hint=hint)
-
-
 def read_run(folder: Path) -> RunRecord:
     """Read the record of a run. If it says `running` and the driver is gone, the outcome is `died`."""
     record = read_record(folder)
@@ -165,13 +172,9 @@ def read_run(folder: Path) -> RunRecord:
 def is_gone(record: RunRecord, folder: Path) -> bool:
     """Whether the driver of a run is gone: its process has ended, or it no longer locks the run folder."""
     if record.host == socket.gethostname():
-        try:
-            if abs(began_after_boot(record.pid) - record.pid_began) > 1:
+        with contextlib.suppress(psutil.Error):
+            if not is_same(record.pid, record.pid_began):
                 return True
-        except psutil.NoSuchProcess:
-            return True
-        except psutil.Error:
-            pass
     return is_free(folder)
 
 
@@ -244,21 +247,6 @@ def _target(entry: Path) -> Path:
 
 def _is_id(name: str) -> bool:
     return bool(name) and name.isprintable() and not name.startswith((".", "-")) and name != LATEST
-
-
-def _link(folder: Path, home: Path, entries: dict[str, Path]) -> str:
-    base = folder.name if _is_id(folder.name) else time.strftime("%Y%m%d-%H%M%S")
-    known = next((entry for entry in entries.values() if _target(entry) == folder and entry.parent == home), None)
-    if known is not None:
-        # The links with the oldest times are dropped first.
-        os.utime(known, follow_symlinks=False)
-        return known.name
-    names = itertools.chain([base], (f"{base}-{number}" for number in itertools.count(2)))
-    for name in (name for name in names if name not in entries or _target(entries[name]) == folder):
-        with contextlib.suppress(FileExistsError):
-            (home / name).symlink_to(folder)
-            break
-    return name
 
 
 def _drop_links(home: Path) -> None:
