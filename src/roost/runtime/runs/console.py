@@ -24,10 +24,6 @@ class Console:
         self._bar: Any = None
         self._bar_users = 0
 
-    @property
-    def _out(self) -> TextIO:
-        return self.stream or sys.stderr
-
     def line(self, text: str, of: str = "") -> None:
         """Print a line, prefixed with a worker's address if that worker printed it."""
         if not self.quiet:
@@ -35,7 +31,8 @@ class Console:
 
     def notice(self, text: str, of: str = "") -> None:
         """Print a line that a user of a quiet console needs as well: why nothing happens."""
-        if of and self._out.isatty() and not os.environ.get("NO_COLOR"):
+        out = self.stream or sys.stderr
+        if of and out.isatty() and not os.environ.get("NO_COLOR"):
             # The workers of a group share a colour.
             colour = _COLOURS[zlib.crc32(of.rpartition(":")[0].encode()) % len(_COLOURS)]
             of = f"\x1b[{colour}m{of}\x1b[0m"
@@ -48,18 +45,25 @@ class Console:
             bar.console.print(Text.from_ansi(text), soft_wrap=True)
             return
         with self._lock, contextlib.suppress(OSError, ValueError):
-            self._out.write(text + "\n")
-            self._out.flush()
+            out.write(text + "\n")
+            out.flush()
 
     @contextlib.contextmanager
     def progress(self) -> Iterator[Any]:
         """Show progress on a terminal, in one display for all that is under way together; yields None elsewhere."""
-        if self.quiet or not self._out.isatty():
+        out = self.stream or sys.stderr
+        if self.quiet or not out.isatty():
             yield None
             return
         with self._lock:
             if self._bar is None:
-                self._bar = self._start_bar()
+                from rich.console import Console as Terminal  # only a terminal needs it
+                from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+                columns = (TextColumn("{task.description}"), BarColumn(24), TextColumn("{task.fields[summary]}"))
+                started = Progress(*columns, TimeElapsedColumn(), console=Terminal(file=out), transient=True)
+                started.start()
+                self._bar = started
             self._bar_users += 1
             bar = self._bar
         try:
@@ -70,12 +74,3 @@ class Console:
                 if not self._bar_users:
                     self._bar = None
                     bar.stop()
-
-    def _start_bar(self) -> Any:
-        from rich.console import Console as Terminal  # only a terminal needs it
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-        columns = (TextColumn("{task.description}"), BarColumn(24), TextColumn("{task.fields[summary]}"))
-        bar = Progress(*columns, TimeElapsedColumn(), console=Terminal(file=self._out), transient=True)
-        bar.start()
-        return bar

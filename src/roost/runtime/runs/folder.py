@@ -68,7 +68,14 @@ def own_run_dir(wanted: str | os.PathLike[str] | None) -> Iterator[RunDir]:
         made.marker.unlink(missing_ok=True)
         raise
     with lock:
-        _remove_old_markers(made)
+        # Earlier runs left files with the name and the content of a marker.
+        for item in Path(made.path).iterdir():
+            if (token := _MARKER.fullmatch(item.name)) and item != made.marker:
+                with contextlib.suppress(OSError):
+                    with open(item, "rb", opener=open_regular) as file:
+                        is_ours = file.read(len(token[1]) + 1) == token[1].encode()
+                    if is_ours:
+                        item.unlink()
         yield made
 
 
@@ -104,17 +111,6 @@ def _lock(made: RunDir) -> BinaryIO:
         os.utime(lock.fileno())
         undo.pop_all()
         return lock
-
-
-def _remove_old_markers(made: RunDir) -> None:
-    """Remove the markers that earlier runs left: files with the name and the content of one."""
-    for item in Path(made.path).iterdir():
-        if (token := _MARKER.fullmatch(item.name)) and item != made.marker:
-            with contextlib.suppress(OSError):
-                with open(item, "rb", opener=open_regular) as file:
-                    is_ours = file.read(len(token[1]) + 1) == token[1].encode()
-                if is_ours:
-                    item.unlink()
 
 
 def make_run_dir(wanted: str | os.PathLike[str] | None) -> RunDir:
