@@ -105,10 +105,7 @@ class Manager:
         if not ray.is_initialized():
             raise ClusterError(f"there is no {cls.NAME}: this process has no Cluster", hint="make one: Cluster()")
         found = namespace or ray.get_runtime_context().namespace
-
-        def find() -> ActorHandle[Any]:
-            return ray.get_actor(cls.NAME, namespace=found)
-
+        find = functools.partial(ray.get_actor, cls.NAME, namespace=found)
         try:
             # While a worker unpickles an argument, Ray answers no other thread of it.
             return cls(find() if Head.current is None else within(ASK_SECONDS, find, "find an actor"), found)
@@ -178,19 +175,24 @@ class Manager:
     _keeper: ActorHandle[Any] | None
     _restoring: asyncio.Lock
     _is_restored: bool
+    _roll: RollCall
+    _watching: asyncio.Task[None] | None
 
     def _begin(self, *arguments: Any) -> None:
         """Set up the state of the actor."""
         raise NotImplementedError
 
+    def _known(self) -> set[str]:
+        """Return the names of the actors and drivers whose death matters."""
+        return set()
+
+    def _bury(self, missing: set[str]) -> None:
+        """End what some of them had, which have died."""
+
     async def until_death(self) -> None:
         """Never return: the owner sees the actor die by this call."""
-        await self._restore()
+        await self.until_restored()
         await asyncio.Event().wait()
-
-    async def until_restored(self) -> None:
-        """Return when the actor knows again what it knew, and has its copies for others."""
-        await self._restore()
 
     async def keep(self, name: str, state: bytes) -> None:
         """Keep the state of another manager."""
@@ -206,11 +208,8 @@ class Manager:
         if self._saving is not None:
             await asyncio.shield(self._saving)
 
-    def _restored(self) -> None:
-        """Go on with the state of the process that died."""
-
-    async def _restore(self) -> None:
-        """Get the state back, in a process that Ray restarted."""
+    async def until_restored(self) -> None:
+        """Get the state back, in a process that Ray restarted, and the copies for others."""
         async with self._restoring:
             if not self._is_restored:
                 # A keeper that is gone too has nothing to give: Ray restarted both, and the job starts from nothing.
@@ -219,7 +218,9 @@ class Manager:
                     state: bytes | None = await asyncio.wait_for(keeper.get_copy.remote(self.NAME), RESTORE_SECONDS)
                     if state is not None:
                         vars(self).update(pickle.loads(state))  # noqa: S301 - from a manager of this job
-                        self._restored()
+                        if known := self._known():
+                            self._roll.expect(known)
+                            self._watch_soon()
                 self._is_restored = True
                 for name in self.WARDS:
                     with contextlib.suppress(ValueError, RayActorError, TimeoutError):
@@ -243,18 +244,22 @@ class Manager:
                 self._keeper = self._keeper or ray.get_actor(self.KEEPER)
                 await asyncio.wait_for(self._keeper.keep.remote(self.NAME, state), RESTORE_SECONDS)
 
-    async def _watch(self, roll: RollCall, known: Callable[[], set[str]], bury: Callable[[set[str]], object]) -> None:
-        """Tell `bury` which of the actors and drivers that `known` names have died, while the job runs."""
+    def _watch_soon(self) -> None:
+        """Begin to look who has died, unless that has begun; Python keeps no reference to a task that runs."""
+        if self._watching is None:
+            self._watching = asyncio.create_task(self._watch())
+
+    async def _watch(self) -> None:
         from roost.runtime.nodes.ray_state import living  # only the actor needs it
 
         while True:
             # Ray may be silent for a while: processes that died meanwhile are found afterwards.
             with contextlib.suppress(Exception):
                 # In this order, so that one that registers in between is not taken for missing.
-                before = known()
-                missing = roll.missing(before, await asyncio.to_thread(living, before))
+                before = self._known()
+                missing = self._roll.missing(before, await asyncio.to_thread(living, before))
                 if missing:
-                    bury(missing)
+                    self._bury(missing)
                     self._save_soon()
             await asyncio.sleep(DEATHS_EVERY_SECONDS)
 
@@ -267,6 +272,8 @@ def _begin(self: Manager, *arguments: Any) -> None:
     self._pause = 0.0
     self._keeper = None
     self._restoring = asyncio.Lock()
+    self._roll = RollCall()
+    self._watching = None
     self._is_restored = not ray.get_runtime_context().was_current_actor_reconstructed
     self._begin(*arguments)
 
@@ -277,7 +284,7 @@ def _kept(method: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Coro
     @functools.wraps(method)
     async def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         if not self._is_restored:
-            await self._restore()
+            await self.until_restored()
         try:
             return await method(self, *args, **kwargs)
         finally:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from roost.config.node_groups import NodeGroup
 from roost.errors import ClusterError, ConfigError, RoostError
@@ -15,7 +15,6 @@ from roost.runtime.limits import PORT_TRY_SECONDS
 from roost.runtime.managers.base import Manager, served
 from roost.runtime.managers.job_info import JobInfo, JobView
 from roost.runtime.managers.ledgers.ports import Block, PortLease, PortLedger
-from roost.runtime.managers.ledgers.workers import RollCall
 from roost.runtime.nodes.info import NodeInfo
 from roost.runtime.process.plain_actor import WORKER_MANAGER
 
@@ -51,11 +50,9 @@ class NodeManager(Manager):
         self._ledger = PortLedger(ranges, seed=hash((job.host, job.pid, job.since)))
         self._slots = SlotLedger()
         self._waits: dict[str, str] = {}
-        self._roll = RollCall()
         self._waiting: dict[int, list[_Wanted]] = {node.rank: [] for node in nodes}
         # Python keeps no reference to a task that runs.
         self._trying: dict[int, asyncio.Task[None]] = {}
-        self._watching: asyncio.Task[None] | None = None
         self._master_lock = asyncio.Lock()
         self._master_port: int | None = None
 
@@ -209,19 +206,10 @@ class NodeManager(Manager):
 
         if not self._roll.has_seen(holder):
             self._roll.expect({holder} & await asyncio.to_thread(living, {holder}))
-        self._watch_holders()
-
-    def _watch_holders(self) -> None:
-        if self._watching is None:
-            watch = self._watch(self._roll, self._known, self._bury)
-            self._watching = asyncio.create_task(watch)
+        self._watch_soon()
 
     def _known(self) -> set[str]:
         return self._ledger.holders | self._slots.owners
-
-    def _restored(self) -> None:
-        self._roll.expect(self._known())
-        self._watch_holders()
 
     async def _lease(self, node: NodeInfo, count: int, holder: str | None) -> PortLease:
         wanted = _Wanted(count=count, holder=holder, done=asyncio.get_running_loop().create_future())
@@ -238,8 +226,25 @@ class NodeManager(Manager):
         try:
             while waiting := self._waiting[node.rank]:
                 self._waiting[node.rank] = []
+                proposed: dict[_Wanted, Block] = {}
                 try:
-                    await self._try_once(node, waiting, task)
+                    for wanted in waiting:
+                        try:
+                            wanted.block = self._ledger.propose(node.network, wanted.count, wanted.holder)
+                            proposed[wanted] = wanted.block
+                        except RoostError as error:
+                            wanted.done.set_exception(error)
+                    if not proposed:
+                        continue
+                    trial = task.remote([(block.start, block.count) for block in proposed.values()])
+                    taken = set(await asyncio.wait_for(trial, PORT_TRY_SECONDS))
+                    for wanted, block in proposed.items():
+                        if in_use := taken.intersection(block.ports):
+                            self._ledger.refuse(node.network, block, in_use)
+                            wanted.block = None
+                            self._waiting[node.rank].append(wanted)
+                        else:
+                            wanted.done.set_result(block)
                 except Exception as error:
                     why = f"no answer in {PORT_TRY_SECONDS:g} s" if isinstance(error, TimeoutError) else str(error)
                     for wanted in (wanted for wanted in waiting if not wanted.done.done()):
@@ -248,26 +253,6 @@ class NodeManager(Manager):
                         wanted.done.set_exception(ClusterError(f"ports of {node} cannot be tried: {why}"))
         finally:
             del self._trying[node.rank]
-
-    async def _try_once(self, node: NodeInfo, waiting: list[_Wanted], task: Any) -> None:
-        proposed: dict[_Wanted, Block] = {}
-        for wanted in waiting:
-            try:
-                wanted.block = self._ledger.propose(node.network, wanted.count, wanted.holder)
-                proposed[wanted] = wanted.block
-            except RoostError as error:
-                wanted.done.set_exception(error)
-        if not proposed:
-            return
-        trial = task.remote([(block.start, block.count) for block in proposed.values()])
-        taken = set(await asyncio.wait_for(trial, PORT_TRY_SECONDS))
-        for wanted, block in proposed.items():
-            if in_use := taken.intersection(block.ports):
-                self._ledger.refuse(node.network, block, in_use)
-                wanted.block = None
-                self._waiting[node.rank].append(wanted)
-            else:
-                wanted.done.set_result(block)
 
     async def _remove(self, groups: Iterable[PlacementGroup]) -> None:
         from roost.runtime.nodes.placement_groups import remove_groups  # only the actor needs it

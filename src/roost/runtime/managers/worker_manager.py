@@ -16,7 +16,6 @@ from roost.runtime.managers.base import Manager, served
 from roost.runtime.managers.ledgers.failures import FailureLedger
 from roost.runtime.managers.ledgers.workers import (
     GroupRecord,
-    RollCall,
     Started,
     WorkerLedger,
     WorkerRecord,
@@ -40,8 +39,6 @@ class WorkerManager(Manager):
         self._endpoints: dict[str, tuple[str, Any]] = {}
         """By address: the newest process of that name, and where it listens."""
         self._changed = asyncio.Event()
-        self._roll = RollCall()
-        self._watching: asyncio.Task[None] | None = None
 
     @served
     async def register(self, workers: Iterable[WorkerRecord], *, are_actors: bool = False) -> None:
@@ -51,15 +48,7 @@ class WorkerManager(Manager):
         if are_actors:
             # Ray knew the name before the manager did: if it is not there any more, the actor has died.
             self._roll.expect(worker.address for worker in workers)
-        self._watch_workers()
-
-    def _watch_workers(self) -> None:
-        if self._watching is None:
-            self._watching = asyncio.create_task(self._watch(self._roll, lambda: self._ledger.living, self._bury))
-
-    def _restored(self) -> None:
-        self._roll.expect(self._ledger.living)
-        self._watch_workers()
+        self._watch_soon()
 
     @served
     async def get_workers(self, addresses: Sequence[str] | None = None) -> list[WorkerRecord]:
@@ -134,6 +123,9 @@ class WorkerManager(Manager):
     def _note_change(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
+
+    def _known(self) -> set[str]:
+        return self._ledger.living
 
     def _bury(self, missing: set[str]) -> None:
         self._ledger.update(WorkerState.DEAD, dict.fromkeys(missing), time.time())
