@@ -31,7 +31,12 @@ def node_accelerators(
         )
     if not present:
         return ()
-    kind = _vendor(present, model, environment)
+    # Ray counts the devices of several vendors as GPU: its name for the model tells them apart, or their variable.
+    if model is not None:
+        fits: list[str] = [kind for start, kind in _MODEL_STARTS.items() if model.startswith(start) and kind in present]
+    else:
+        fits = [kind for kind in present if accelerator_types()[kind].variable in environment]
+    kind = [*fits, *present][0]
     entry = accelerator_types()[kind]
     devices = _devices(entry, environment, int(resources[entry.resource]), node)
     known = nvidia if kind == AcceleratorType.NVIDIA else ()
@@ -41,14 +46,6 @@ def node_accelerators(
 def variables_of_interest() -> list[str]:
     """Return the visible-devices variables of all known vendors."""
     return sorted({entry.variable for entry in accelerator_types().values()})
-
-
-def _vendor(present: Sequence[str], model: str | None, environment: Mapping[str, str]) -> str:
-    """Ray counts the devices of several vendors as GPU: its name for the model tells them apart, or their variable."""
-    if model is not None:
-        named: list[str] = [kind for start, kind in _MODEL_STARTS.items() if model.startswith(start)]
-        return next((kind for kind in named if kind in present), present[0])
-    return next((kind for kind in present if accelerator_types()[kind].variable in environment), present[0])
 
 
 def _devices(entry: VisibleDevices, environment: Mapping[str, str], count: int, node: str) -> tuple[str, ...]:

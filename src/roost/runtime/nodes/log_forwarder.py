@@ -209,16 +209,25 @@ class LogForwarder:
                         break
             self._caught_up = time.monotonic()
 
-    def show(self) -> None:
-        """Show everything written so far."""
+    def show(self, *, only_lately: bool = False) -> None:
+        """Show everything written so far, or most of the time only what came to the logs that grew lately."""
         with self._lock:
-            if self._is_showing:
-                began = time.monotonic()
-                grown = [(path, found) for path, found in self._find_files() if self._has_grown(path, found)]
-                ended = time.monotonic()
+            if self._find_logs is None or self._console.quiet:
+                return
+            began, found = time.monotonic(), []
+            only_lately = only_lately and began < self._look_at_all
+            for path, file in self._files_that_grew_lately(began) if only_lately else self._find_files():
+                shown = self._shown.get((file.st_dev, file.st_ino))
+                if shown is not None:
+                    # A closed group's logs may have been renamed since.
+                    shown.path = path
+                if shown is None or shown.offset != file.st_size:
+                    found.append((path, file))
+            ended = time.monotonic()
+            if not only_lately:
                 self._look_at_all = ended + min(LOGS_ALL_SECONDS, (ended - began) / _ALL_SHARE)
-                for path, found in sorted(grown):
-                    self._show_file(path, found)
+            for path, file in sorted(found):
+                self._show_file(path, file)
 
     def stop(self) -> None:
         """Fetch and show the rest, and end the thread."""
@@ -244,25 +253,21 @@ class LogForwarder:
             began = time.monotonic()
             try:
                 if (self._sources or self._lost) and self._is_connected():
-                    self._look_for_more()
+                    if self._find_logs is not None and began - self._looked >= LOGS_FIND_SECONDS:
+                        self._looked = began
+                        # Workers launch groups as well.
+                        for worker in self._find_logs():
+                            is_lost = worker.ray_id in self._lost and not self._lost[worker.ray_id][1].is_over
+                            source = self._sources.get(worker.ray_id)
+                            if not is_lost and (source is None or worker.path not in source.files):
+                                self.fetch(worker)
                     with self._lock:
                         for ray_id in list(self._sources):
                             self._fetch(ray_id, 0)
-                self._show_some()
+                self.show(only_lately=True)
             except Exception as error:
                 log.debug("logs could not be shown: %s", error)
             pause = min(LOGS_ALL_SECONDS, max(LOGS_EVERY_SECONDS, (time.monotonic() - began) / _SHARE))
-
-    def _look_for_more(self) -> None:
-        """Find the logs of groups that workers launched, now and then, if nodes keep their own logs."""
-        if time.monotonic() - self._looked < LOGS_FIND_SECONDS:
-            return
-        self._looked = time.monotonic()
-        for log in self._find_logs() if self._find_logs else ():
-            if log.ray_id in self._lost and not self._lost[log.ray_id][1].is_over:
-                continue
-            if log.ray_id not in self._sources or log.path not in self._sources[log.ray_id].files:
-                self.fetch(log)
 
     def _fetch(self, ray_id: str, timeout: float) -> bool:
         """Store what the last request returned, if it did, and ask again; return whether data came."""
@@ -279,47 +284,38 @@ class LogForwarder:
             # The node is gone, or only the reader.
             self._lost[ray_id] = self._sources.pop(ray_id), Deadline.after(LOGS_READER_SECONDS)
             return False
-        stored = [self._store(source, path, data) for path, data in zip(source.asked, found, strict=True) if data]
-        return any(stored)
-
-    def _store(self, source: _NodeFiles, path: str, data: bytes) -> bool:
-        """Add what came to the local copy, and return whether it could be written; if not, it is fetched again."""
-        local = source.files[path]
-        source.behind.add(path)
-        try:
-            make_folders(Path(self._run_dir.path), local.parent)
-            with open(local, "ab", buffering=0, opener=open_regular) as file:
-                written = file.write(data)
-        except OSError as error:
-            log.debug("%s cannot be written: %s", local, error)
-            return False
-        source.offsets[path] += written
-        if written == len(data):
-            source.behind.discard(path)
-        return True
+        came = False
+        for path, data in zip(source.asked, found, strict=True):
+            if not data:
+                continue
+            local = source.files[path]
+            # What cannot be stored now is fetched again.
+            source.behind.add(path)
+            try:
+                make_folders(Path(self._run_dir.path), local.parent)
+                with open(local, "ab", buffering=0, opener=open_regular) as file:
+                    written = file.write(data)
+            except OSError as error:
+                log.debug("%s cannot be written: %s", local, error)
+                continue
+            came = True
+            source.offsets[path] += written
+            if written == len(data):
+                source.behind.discard(path)
+        return came
 
     def _remove(self, ray_id: str, paths: list[str]) -> None:
         with contextlib.suppress(Exception):
             ray.get(self._sources[ray_id].reader.remove.remote(paths), timeout=LOGS_STOP_SECONDS)
 
-    @property
-    def _is_showing(self) -> bool:
-        return self._find_logs is not None and not self._console.quiet
-
-    def _show_some(self) -> None:
-        """Show what was added to the logs that grew lately, and now and then to all."""
-        with self._lock:
-            now = time.monotonic()
-            if now >= self._look_at_all:
-                self.show()
-                return
-            self._lately = {key: shown for key, shown in self._lately.items() if now - shown.grew < LOGS_LATELY_SECONDS}
-            for key, shown in list(self._lately.items()) if self._is_showing else ():
-                with contextlib.suppress(OSError):
-                    found = os.lstat(shown.path)
-                    # Another file has this path if the logs of a closed group were renamed.
-                    if (found.st_dev, found.st_ino) == key and self._has_grown(shown.path, found):
-                        self._show_file(shown.path, found)
+    def _files_that_grew_lately(self, now: float) -> Iterator[tuple[str, os.stat_result]]:
+        self._lately = {key: shown for key, shown in self._lately.items() if now - shown.grew < LOGS_LATELY_SECONDS}
+        for key, shown in self._lately.items():
+            with contextlib.suppress(OSError):
+                found = os.lstat(shown.path)
+                # Another file has this path if the logs of a closed group were renamed.
+                if (found.st_dev, found.st_ino) == key:
+                    yield shown.path, found
 
     def _find_files(self) -> Iterator[tuple[str, os.stat_result]]:
         """Find all logs, and no links to others' files."""
@@ -332,14 +328,6 @@ class LogForwarder:
                     elif entry.name.endswith(".log") and entry.is_file(follow_symlinks=False):
                         with contextlib.suppress(OSError):
                             yield entry.path, entry.stat(follow_symlinks=False)
-
-    def _has_grown(self, path: str, found: os.stat_result) -> bool:
-        shown = self._shown.get((found.st_dev, found.st_ino))
-        if shown is None:
-            return True
-        # A closed group's logs may have been renamed since.
-        shown.path = path
-        return shown.offset != found.st_size
 
     def _show_file(self, path: str, found: os.stat_result) -> None:
         key = (found.st_dev, found.st_ino)

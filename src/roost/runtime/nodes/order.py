@@ -29,31 +29,12 @@ def rank_nodes(
     then by the id that Ray gave them. Nodes that may or may not have a wanted rank, by the ids in `unknown`, are left
     out if others have one.
     """
-    if wanted_ranks:
-        return _by_wanted_rank(nodes, wanted_ranks, unknown)
+    if not wanted_ranks:
 
-    def key(node: RayNode) -> tuple[bool, AddressKey, str, int, str]:
-        return (not node.is_head, address_key(node.address, resolve), node.name, node.port, node.ray_id)
+        def key(node: RayNode) -> tuple[bool, AddressKey, str, int, str]:
+            return (not node.is_head, address_key(node.address, resolve), node.name, node.port, node.ray_id)
 
-    return dict(enumerate(sorted(nodes, key=key)))
-
-
-def address_key(address: str, resolve: Callable[[str], str] = socket.gethostbyname) -> AddressKey:
-    """Return a key that sorts addresses as numbers: IPv4, IPv6, and last the names that do not resolve.
-
-    >>> address_key("10.0.0.2") < address_key("10.0.0.10") < address_key("fe80::1")
-    True
-    """
-    for find in (str, resolve):
-        with contextlib.suppress(OSError, ValueError):
-            read = ipaddress.ip_address(find(address).strip("[]").partition("%")[0])
-            return (read.version, int(read), ())
-    return (9, 0, tuple(ord(character) for character in address))
-
-
-def _by_wanted_rank(
-    nodes: Sequence[RayNode], wanted_ranks: Mapping[str, str], unknown: Collection[str]
-) -> dict[int, RayNode]:
+        return dict(enumerate(sorted(nodes, key=key)))
     problems: list[Problem] = []
     without = [str(node) for node in nodes if node.ray_id not in wanted_ranks and node.ray_id not in unknown]
     if without:
@@ -79,3 +60,16 @@ def _by_wanted_rank(
     if problems:
         raise ConfigError(problems)
     return dict(sorted(taken.items()))
+
+
+def address_key(address: str, resolve: Callable[[str], str] = socket.gethostbyname) -> AddressKey:
+    """Return a key that sorts addresses as numbers: IPv4, IPv6, and last the names that do not resolve.
+
+    >>> address_key("10.0.0.2") < address_key("10.0.0.10") < address_key("fe80::1")
+    True
+    """
+    for find in (str, resolve):
+        with contextlib.suppress(OSError, ValueError):
+            read = ipaddress.ip_address(find(address).strip("[]").partition("%")[0])
+            return (read.version, int(read), ())
+    return (9, 0, tuple(ord(character) for character in address))

@@ -123,27 +123,23 @@ def probe(
     found: dict[Bundle, str | None] = {}
     for bundle, call in calls.items():
         name = names.get(bundle.ray_id, bundle.ray_id)
-        ray_id, device = _answer(call, bundle, name, deadline, seconds)
+        while True:
+            try:
+                ray_id, device = get(call, min(LOST_LOOK_SECONDS, deadline.left))
+                break
+            except GetTimeoutError:
+                # If its node dies, Ray would wait for another to take the bundle.
+                if all(node.ray_id != bundle.ray_id for node in live_nodes()):
+                    raise ClusterError(f"{name} died while its accelerators were reserved") from None
+                if deadline.is_over:
+                    raise ClusterError(f"an accelerator of {name} was not probed in {seconds:.0f} s") from None
+            except RayError as error:
+                why = " ".join(str(error).split())[:300]
+                raise ClusterError(f"the probe of an accelerator of {name} failed: {why}") from None
         if ray_id != bundle.ray_id:
             raise ClusterError(f"Ray put a bundle on {name}, but its probe ran on {names.get(ray_id, ray_id)}")
         found[bundle] = device
     return found
-
-
-def _answer(call: Any, bundle: Bundle, name: str, deadline: Deadline, seconds: float) -> tuple[str, str | None]:
-    """Wait for a probe; ClusterError if its node dies, when Ray would wait for another to take the bundle."""
-    while True:
-        try:
-            found: tuple[str, str | None] = get(call, min(LOST_LOOK_SECONDS, deadline.left))
-            return found
-        except GetTimeoutError:
-            if all(node.ray_id != bundle.ray_id for node in live_nodes()):
-                raise ClusterError(f"{name} died while its accelerators were reserved") from None
-            if deadline.is_over:
-                raise ClusterError(f"an accelerator of {name} was not probed in {seconds:.0f} s") from None
-        except RayError as error:
-            why = " ".join(str(error).split())[:300]
-            raise ClusterError(f"the probe of an accelerator of {name} failed: {why}") from None
 
 
 def schedule_in(group: PlacementGroup, index: int) -> PlacementGroupSchedulingStrategy:

@@ -171,37 +171,33 @@ def _state() -> Any:
     return importlib.import_module("ray._private.state").state
 
 
-def _accessor() -> Any:
-    return _state()._connect_and_get_accessor()
-
-
 def _tables() -> Any:
     return importlib.import_module("ray.core.generated.gcs_pb2")
 
 
 def _read_actors() -> tuple[ActorEntry, ...]:
     # Without the dead ones, of which a cluster that has run for long has very many.
-    rows = _accessor().get_actor_table(None, _ALIVE)
-    return tuple(map(_actor, map(_tables().ActorTableData.FromString, rows)))
-
-
-def _actor(entry: Any) -> ActorEntry:
-    amounts: dict[str, dict[int, float]] = {}
-    for resource in entry.resource_mapping:
-        # In a placement group GPU is called GPU_group_<id>, and GPU_group_<bundle>_<id> once more.
-        name, _, rest = resource.name.partition("_group_")
-        if rest.count("_"):
-            continue
-        amounts[name] = {int(item.index): float(item.quantity) for item in resource.resource_ids}
-    return ActorEntry(
-        name=printable(entry.name),
-        class_name=printable(entry.class_name),
-        pid=int(entry.pid),
-        ray_job=entry.job_id.hex(),
-        ray_id=entry.address.node_id.hex(),
-        amounts=amounts,
-        group_id=entry.placement_group_id.hex(),
-    )
+    rows = _state()._connect_and_get_accessor().get_actor_table(None, _ALIVE)
+    found = []
+    for entry in map(_tables().ActorTableData.FromString, rows):
+        amounts: dict[str, dict[int, float]] = {}
+        for resource in entry.resource_mapping:
+            # In a placement group GPU is called GPU_group_<id>, and GPU_group_<bundle>_<id> once more.
+            name, _, rest = resource.name.partition("_group_")
+            if not rest.count("_"):
+                amounts[name] = {int(item.index): float(item.quantity) for item in resource.resource_ids}
+        found.append(
+            ActorEntry(
+                name=printable(entry.name),
+                class_name=printable(entry.class_name),
+                pid=int(entry.pid),
+                ray_job=entry.job_id.hex(),
+                ray_id=entry.address.node_id.hex(),
+                amounts=amounts,
+                group_id=entry.placement_group_id.hex(),
+            )
+        )
+    return tuple(found)
 
 
 def _read_groups() -> tuple[GroupEntry, ...]:
@@ -215,7 +211,8 @@ def _read_groups() -> tuple[GroupEntry, ...]:
 
 
 def _read_jobs() -> dict[str, RayJob]:
-    rows = _accessor().get_job_table(skip_submission_job_info_field=True, skip_is_running_tasks_field=True)
+    accessor = _state()._connect_and_get_accessor()
+    rows = accessor.get_job_table(skip_submission_job_info_field=True, skip_is_running_tasks_field=True)
     return {
         entry.job_id.hex(): RayJob(
             id=entry.job_id.hex(),
