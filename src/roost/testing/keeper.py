@@ -36,7 +36,16 @@ class Keeper:
 
     def __init__(self, spec: dict[str, Any]) -> None:
         self.folder: Path = Path(spec["folder"])
-        self.starter: PlainStarter | QuickStarter = make_starter(spec)
+        self.note: str = ""
+        """Why the quick way was not taken, for the user."""
+        self.starter: PlainStarter | QuickStarter = PlainStarter(spec)
+        if spec["fast"]:
+            try:
+                from roost.testing.quick import QuickStarter
+
+                self.starter = QuickStarter(spec)
+            except (ImportError, AttributeError, TypeError) as error:
+                self.note = f"the quick start does not know this Ray, so `ray start` is used: {error}"
         self.pids: dict[int, list[int]] = {}
         """The processes of each node."""
         self.stays: bool = False
@@ -57,7 +66,7 @@ class Keeper:
             reap()
         elif command["do"] == "stay":
             self.stays = True
-        return {"address": self.starter.address, "note": self.starter.note, "pids": self.pids}
+        return {"address": self.starter.address, "note": self.note, "pids": self.pids}
 
     def stop(self) -> None:
         """Kill every descendant of this process and remove the folder."""
@@ -96,18 +105,6 @@ class Keeper:
                 break
         if failures:
             raise RuntimeError("\n".join(failures))
-
-
-def make_starter(spec: dict[str, Any]) -> PlainStarter | QuickStarter:
-    """The quick starter, or the plain one if this Ray does not fit the quick one or the caller did not want it."""
-    if not spec["fast"]:
-        return PlainStarter(spec, note="")
-    try:
-        from roost.testing.quick import QuickStarter
-
-        return QuickStarter(spec)
-    except (ImportError, AttributeError, TypeError) as error:
-        return PlainStarter(spec, note=f"the quick start does not know this Ray, so `ray start` is used: {error}")
 
 
 def main() -> None:

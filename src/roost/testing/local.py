@@ -23,7 +23,7 @@ from roost.deadline import Deadline
 from roost.errors import ClusterError, ConfigError
 from roost.machine.folders import socket_folder
 from roost.machine.ports import taken_ports
-from roost.runtime.connect.authentication import refresh_authentication, token_for_local_clusters
+from roost.runtime.connect.authentication import refresh_authentication, set_variables, token_for_local_clusters
 from roost.runtime.nodes.accelerators import variables_of_interest
 from roost.testing.limits import KEEPER_SECONDS
 from roost.text import plural
@@ -102,7 +102,7 @@ class LocalCluster:
         self._stays = stays
         self._network = f"127.{_random.randint(1, 254)}.{_random.randint(0, 254)}"
         self._keeper: subprocess.Popen[str] | None = None
-        self._environment_before: dict[str, str | None] = {}
+        self._undo = contextlib.ExitStack()
 
     @property
     def keeper_pid(self) -> int:
@@ -117,7 +117,22 @@ class LocalCluster:
         self.folder = socket_folder() / f"ray-{secrets.token_hex(4)}"
         try:
             self.folder.mkdir(mode=0o700)
-            self._keeper = _start_keeper(authentication, len(self.nodes), stays=self._stays)
+            not_ours = {*_NOT_OURS, *variables_of_interest()}
+            environment = {name: value for name, value in os.environ.items() if name not in not_ours}
+            # By default every raylet assumes that it has all cores, and one that may start several processes at a time
+            # starts more than it needs: two for a single task.
+            concurrency = str(max(1, (os.cpu_count() or 1) // len(self.nodes)))
+            environment |= {**_RAY_SETTINGS, "RAY_worker_maximum_startup_concurrency": concurrency, **authentication}
+            self._keeper = subprocess.Popen(
+                [sys.executable, "-m", "roost.testing.keeper"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL if self._stays else None,
+                text=True,
+                env=environment,
+                # Ctrl-C goes to the process that asked for the cluster, which then stops it in order.
+                start_new_session=True,
+            )
             self._send({"folder": str(self.folder), "fast": self._fast})
             self._send(self._start_command(self.nodes))
             if not self._stays:
@@ -169,35 +184,34 @@ class LocalCluster:
 
     def __enter__(self) -> LocalCluster:
         self.start()
-        self._environment_before = {name: os.environ.get(name) for name in self.environment}
-        os.environ.update(self.environment)
-        _refresh()
+        self._undo.callback(set_variables(self.environment))
+        refresh_authentication()
         return self
 
     def __exit__(self, *_: object) -> None:
         try:
-            self._disconnect()
+            # Disconnect this process before the cluster goes away.
+            if "ray" in sys.modules:
+                import ray
+
+                from roost.runtime.cluster import Cluster
+
+                Cluster.close_if_open(self.address)
+                if ray.is_initialized() and ray.get_runtime_context().gcs_address == self.address:
+                    ray.shutdown()
         finally:
-            for name, value in self._environment_before.items():
-                os.environ.pop(name, None) if value is None else os.environ.__setitem__(name, value)
-            _refresh()
+            self._undo.close()
+            refresh_authentication()
             self.stop()
-
-    def _disconnect(self) -> None:
-        """Disconnect this process before the cluster goes away."""
-        if "ray" not in sys.modules:
-            return
-        import ray
-
-        from roost.runtime.cluster import Cluster
-
-        Cluster.close_if_open(self.address)
-        if ray.is_initialized() and ray.get_runtime_context().gcs_address == self.address:
-            ray.shutdown()
 
     def _start_command(self, nodes: Sequence[LocalNode], first: int = 0) -> dict[str, Any]:
         """Return the keeper's command to start these nodes, of which the first has the rank `first`."""
-        ports = iter(_free_ports(_PORTS_PER_NODE * len(nodes)))
+        # Free on every interface, and below the kernel's range for outgoing connections.
+        tried, wanted = _random.sample(range(20000, 32000), 8000), _PORTS_PER_NODE * len(nodes)
+        free = list(itertools.islice((port for port in tried if not taken_ports([(port, 1)])), wanted))
+        if len(free) < wanted:
+            raise ClusterError("no free port between 20000 and 32000 on this machine")
+        ports = iter(free)
         described = [
             {
                 "rank": rank,
@@ -305,38 +319,3 @@ def local_nodes(
         )
         for node in nodes
     ]
-
-
-def _refresh() -> None:
-    """Make Ray read its token again, unless this process is connected."""
-    ray = sys.modules.get("ray")
-    if ray is None or not ray.is_initialized():
-        refresh_authentication()
-
-
-def _start_keeper(authentication: dict[str, str], num_nodes: int, *, stays: bool) -> subprocess.Popen[str]:
-    not_ours = {*_NOT_OURS, *variables_of_interest()}
-    environment = {name: value for name, value in os.environ.items() if name not in not_ours}
-    # By default every raylet assumes that it has all cores, and one that may start several processes at a time starts
-    # more than it needs: two for a single task.
-    concurrency = str(max(1, (os.cpu_count() or 1) // num_nodes))
-    environment |= {**_RAY_SETTINGS, "RAY_worker_maximum_startup_concurrency": concurrency, **authentication}
-    return subprocess.Popen(
-        [sys.executable, "-m", "roost.testing.keeper"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL if stays else None,
-        text=True,
-        env=environment,
-        # Ctrl-C goes to the process that asked for the cluster, which then stops it in order.
-        start_new_session=True,
-    )
-
-
-def _free_ports(count: int) -> list[int]:
-    """Ports that are free on every interface, below the kernel's range for outgoing connections."""
-    tried = _random.sample(range(20000, 32000), 8000)
-    found = list(itertools.islice((port for port in tried if not taken_ports([(port, 1)])), count))
-    if len(found) < count:
-        raise ClusterError("no free port between 20000 and 32000 on this machine")
-    return found

@@ -198,7 +198,17 @@ class NumpyEngine:
     def generate(self, request: Any) -> dict[str, Any]:
         """Draw an action for each of `{"observations": [[...], ...]}`; with a "seed", the same ones each time."""
         with self._lock:
-            spec, policy, version = self._serving_spec(), self._policy, self.version
+            spec, policy, version = self.spec, self._policy, self.version
+            if spec is None:
+                raise ClusterError("the engine does not serve: it is not running")
+            if spec.node_rank != 0:
+                why = f"node {spec.node_rank} of engine {spec.engine_rank} has no server, node 0 has"
+            elif not self.health():
+                why = "it is starting"
+            else:
+                why = "it is offloaded" if self._is_offloaded else ""
+            if why:
+                raise ClusterError(f"the engine does not serve: {why}")
             drawn_seed = self._seeds.spawn(1)[0]
         if not isinstance(request, Mapping) or "observations" not in request:
             raise ConfigError(f"there are no observations in {shorten(repr(request))}", hint=_REQUEST_HINT)
@@ -235,20 +245,6 @@ class NumpyEngine:
         if server is not None:
             server.close(seconds)
             self._threads.shutdown(wait=False)
-
-    def _serving_spec(self) -> EngineSpec:
-        spec = self.spec
-        if spec is None:
-            why = "it is not running"
-        elif spec.node_rank != 0:
-            why = f"node {spec.node_rank} of engine {spec.engine_rank} has no server, node 0 has"
-        elif not self.health():
-            why = "it is starting"
-        elif self._is_offloaded:
-            why = "it is offloaded"
-        else:
-            return spec
-        raise ClusterError(f"the engine does not serve: {why}")
 
     async def _answer_generate(self, request: web.BaseRequest) -> web.Response:
         asked = await read_json(request)

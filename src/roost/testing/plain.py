@@ -22,10 +22,8 @@ from roost.testing.limits import BOOT_SECONDS
 class PlainStarter:
     """Starts nodes with Ray's own command."""
 
-    def __init__(self, spec: dict[str, Any], note: str) -> None:
+    def __init__(self, spec: dict[str, Any]) -> None:
         self.address: str = ""
-        self.note = note
-        """Why the quick way was not taken, for the user."""
         self._folder = Path(spec["folder"])
         self._one_at_a_time = threading.Lock()
 

@@ -38,7 +38,6 @@ class QuickStarter:
 
     def __init__(self, spec: dict[str, Any]) -> None:
         self.address: str = ""
-        self.note = ""
         self._folder = Path(spec["folder"])
         self._standin = self._folder / "agent.sh"
         # It waits for a line that never comes, and ends with the keeper, which holds the other end.
@@ -47,8 +46,18 @@ class QuickStarter:
         self._silence = os.open(pipe, os.O_RDWR | os.O_CLOEXEC)
         self._standin.write_text(f"read word < {pipe}\n", encoding="utf-8")
         self._python = os.environ.get(PYTHON_VARIABLE, sys.executable)
-        _replace_process_starter(self)
+        original = services.start_ray_process
+        _check_parameters(original, "command", "process_type", "fate_share")
         _check_parameters(RayParams.__init__, "runtime_env_agent_port", "include_log_monitor", "no_monitor")
+
+        def start(command: list[str], process_type: str, *args: Any, **kwargs: Any) -> Any:
+            if process_type == "raylet":
+                command = self.raylet_command(command)
+            # Ray decides about fate sharing for a whole node; here every process dies with the keeper.
+            kwargs["fate_share"] = True
+            return original(command, process_type, *args, **kwargs)
+
+        services.start_ray_process = start
         Node.start_api_server = lambda _node, **_options: None  # type: ignore[method-assign]
 
     def start(self, node: dict[str, Any]) -> list[int]:
@@ -102,20 +111,6 @@ class QuickStarter:
         return [
             f"--{name}={changed[name]}" if name in changed else word for name, word in zip(names, command, strict=True)
         ]
-
-
-def _replace_process_starter(starter: QuickStarter) -> None:
-    original = services.start_ray_process
-    _check_parameters(original, "command", "process_type", "fate_share")
-
-    def start(command: list[str], process_type: str, *args: Any, **kwargs: Any) -> Any:
-        if process_type == "raylet":
-            command = starter.raylet_command(command)
-        # Ray decides about fate sharing for a whole node; here every process dies with the keeper.
-        kwargs["fate_share"] = True
-        return original(command, process_type, *args, **kwargs)
-
-    services.start_ray_process = start
 
 
 def _check_parameters(function: Any, *names: str) -> None:

@@ -6,7 +6,7 @@ import contextlib
 import os
 import secrets
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from roost.errors import ClusterError
@@ -17,34 +17,33 @@ _MODE = "RAY_AUTH_MODE"
 _PATH = "RAY_AUTH_TOKEN_PATH"
 _SET = "set RAY_AUTH_TOKEN_PATH to a file with the token of that cluster, or RAY_AUTH_TOKEN to the token itself"
 
-_set_here: dict[str, tuple[str | None, str]] = {}
-"""The variables that were set for a connection: the value before, and ours."""
+for_connection: contextlib.ExitStack = contextlib.ExitStack()
+"""Undoes what was set for this process's last connection."""
 
 
 def refresh_authentication() -> None:
-    """Let Ray read `RAY_AUTH_MODE` and `RAY_AUTH_TOKEN_PATH` again.
+    """Let Ray read `RAY_AUTH_MODE` and `RAY_AUTH_TOKEN_PATH` again, unless this process is connected.
 
     Ray reads them once, when it is loaded, and has no public way to read them again; a test or a script usually
     loads Ray before it starts or finds the cluster. Without a connection nothing else depends on it.
     """
-    if raylet := sys.modules.get("ray._raylet"):
+    ray, raylet = sys.modules.get("ray"), sys.modules.get("ray._raylet")
+    if raylet is not None and not (ray is not None and ray.is_initialized()):
         raylet.Config.initialize("")
         raylet.AuthenticationTokenLoader.instance().reset_cache()
 
 
-def set_environment(variables: Mapping[str, str]) -> None:
-    """Set variables for the next connection of this process."""
-    for name, value in variables.items():
-        _set_here.setdefault(name, (os.environ.get(name), value))
-        os.environ[name] = value
+def set_variables(values: Mapping[str, str]) -> Callable[[], None]:
+    """Set variables of the environment; return what restores them, unless other code has changed them since."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
 
+    def restore() -> None:
+        for name, value in before.items():
+            if os.environ.get(name) == values[name]:
+                os.environ.pop(name) if value is None else os.environ.__setitem__(name, value)
 
-def restore_environment() -> None:
-    """Undo what was set for the last connection, unless other code has changed it since."""
-    for name, (before, ours) in _set_here.items():
-        if os.environ.get(name) == ours:
-            os.environ.pop(name) if before is None else os.environ.__setitem__(name, before)
-    _set_here.clear()
+    return restore
 
 
 def use_token_of(address: str, timeout: float) -> None:
@@ -75,7 +74,7 @@ def use_token_of(address: str, timeout: float) -> None:
     # Without a token, Ray has more places to look, and says what is missing.
     if token and not takes_token(address, token, timeout):
         raise ClusterError(f"the Ray at {address} wants a token that is not ours", hint=_SET)
-    set_environment({_MODE: "token"})
+    for_connection.callback(set_variables({_MODE: "token"}))
     refresh_authentication()
 
 
@@ -100,10 +99,10 @@ def use_own_token() -> None:
     variables = {_MODE: "token"}
     if not _find_token():
         try:
-            _make_token(_home_token())
+            _make_token(Path.home() / ".ray" / "auth_token")
         except (OSError, RuntimeError):
             variables = token_for_local_clusters()
-    set_environment(variables)
+    for_connection.callback(set_variables(variables))
     refresh_authentication()
 
 
@@ -112,14 +111,10 @@ def _find_token() -> str:
     if token := os.environ.get("RAY_AUTH_TOKEN", "").strip():
         return token
     with contextlib.suppress(OSError, RuntimeError, UnicodeError):
-        path = Path(os.environ.get(_PATH) or _home_token())
+        # Path.home raises RuntimeError for a user without a home folder.
+        path = Path(os.environ.get(_PATH) or Path.home() / ".ray" / "auth_token")
         return path.read_text(encoding="utf-8").strip()
     return ""
-
-
-def _home_token() -> Path:
-    """Return the file where Ray looks; RuntimeError for a user without a home folder."""
-    return Path.home() / ".ray" / "auth_token"
 
 
 def _make_token(path: Path) -> None:

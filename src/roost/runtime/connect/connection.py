@@ -20,12 +20,7 @@ from ray.job_config import JobConfig
 
 from roost.errors import ClusterError, ConfigError, NodesMissing
 from roost.machine.processes import account
-from roost.runtime.connect.authentication import (
-    restore_environment,
-    set_environment,
-    use_own_token,
-    use_token_of,
-)
+from roost.runtime.connect.authentication import for_connection, set_variables, use_own_token, use_token_of
 from roost.runtime.connect.calls import USER_KEY, check_not_fork
 from roost.runtime.connect.find_head import find_heads, has_own_raylet, is_on_loopback
 from roost.runtime.connect.guard import Guard
@@ -104,7 +99,7 @@ def connect(
     """
     check_nothing_waits()
     timeout = min(timeout, ASK_SECONDS)
-    restore_environment()
+    for_connection.close()
     _let_ray_connect(os.environ.get("RAY_ENABLE_AUTO_CONNECT") != "0")
     wanted = address or os.environ.get("RAY_ADDRESS") or "auto"
     local = read_local_cluster()
@@ -115,7 +110,8 @@ def connect(
                 f"the job wants {num_nodes} nodes, and the local cluster {local.spec} has {local.num_nodes}",
                 hint=f"`roost down`, then for example `roost up {num_nodes}x4`",
             )
-        set_environment({key: value for key, value in local.environment.items() if key != "RAY_ADDRESS"})
+        variables = {key: value for key, value in local.environment.items() if key != "RAY_ADDRESS"}
+        for_connection.callback(set_variables(variables))
     if wanted.startswith("ray://"):
         raise ConfigError(
             f"{wanted} is an address of the Ray client, which cannot place workers on nodes",
@@ -123,7 +119,8 @@ def connect(
         )
     # Ray would end this process a minute after its head died, with no `finally` block and no exit handler. It reads its
     # settings together with the token, and again while it connects; what it starts gets them too and ends with it.
-    with _variables({_OUTLIVE: os.environ.get(_OUTLIVE, str(OUTLIVE_SECONDS))}):
+    with contextlib.ExitStack() as undo:
+        undo.callback(set_variables({_OUTLIVE: os.environ.get(_OUTLIVE, str(OUTLIVE_SECONDS))}))
         guard = None
         found = _find_head(timeout, may_start=may_start) if wanted == "auto" else wanted
         if wanted not in ("auto", "local"):
@@ -265,23 +262,12 @@ def _on_loopback() -> Iterator[None]:
     """
     constants: Any = importlib.import_module("ray._private.ray_constants")
     reached, constants.ENABLE_RAY_CLUSTER = getattr(constants, "ENABLE_RAY_CLUSTER", True), False
-    try:
-        with _variables({_OTHER_MACHINES: "0"}):
-            yield
-    finally:
-        constants.ENABLE_RAY_CLUSTER = reached
-
-
-@contextlib.contextmanager
-def _variables(values: Mapping[str, str]) -> Iterator[None]:
-    """Set variables of the environment for the block."""
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
+    restore = set_variables({_OTHER_MACHINES: "0"})
     try:
         yield
     finally:
-        for name, value in before.items():
-            os.environ.pop(name, None) if value is None else os.environ.__setitem__(name, value)
+        restore()
+        constants.ENABLE_RAY_CLUSTER = reached
 
 
 def _print_to_stderr(*, shares_machine: bool) -> None:

@@ -45,18 +45,17 @@ class Stop:
         """
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        self._set_exit_code(error)
-        if isinstance(error, SystemExit) and not self._is_asked:
-            check_not_lost()
-
-    def _set_exit_code(self, error: BaseException | None) -> None:
-        if self._is_asked and isinstance(error, SystemExit):
-            error.code = _EXIT_CODE
+        if isinstance(error, SystemExit):
+            if not self._is_asked:
+                check_not_lost()
+            else:
+                error.code = _EXIT_CODE
 
     def run_hooks(self, error: BaseException | None = None) -> None:
         """Call each hook once, if SIGTERM or Ctrl-C ends this process; `error` is what ends it, if that is known."""
         error = error or sys.exception()
-        self._set_exit_code(error)
+        if self._is_asked and isinstance(error, SystemExit):
+            error.code = _EXIT_CODE
         if self._is_asked or isinstance(error, KeyboardInterrupt):
             while self._hooks:
                 self.hooks_began = self.hooks_began or time.perf_counter()
