@@ -14,6 +14,7 @@
         ├── WrongPlace         a worker is not where the plan says, or does not see what it should
         ├── AcceleratorsTaken  other jobs hold accelerators of the plan at the deadline (also a TimeoutError)
         ├── ReservationLost    the job has lost accelerators that it had reserved
+        ├── EngineFailed       the server of an engine has ended, or cannot serve any more
         ├── LaunchTimedOut     a worker was not ready at the deadline (also a TimeoutError)
         ├── CallTimedOut       a worker had not answered at the deadline (also a TimeoutError)
         ├── WorkerFailed       an exception from a worker that cannot be re-raised here
