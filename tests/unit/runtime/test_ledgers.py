@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from roost import CollectiveGroup, NameTaken, WorkerRecord, WorkerState
+from roost.runtime.managers.job_info import JobInfo
 from roost.runtime.managers.ledgers.collectives import CollectiveLedger
 from roost.runtime.managers.ledgers.workers import RollCall, WorkerLedger
 from roost.runtime.managers.namespaces import choose_namespace
+from roost.runtime.managers.node_manager import NodeManager
+from roost.runtime.runs.folder import RunDir
 
 
 def record(address: str) -> WorkerRecord:
@@ -76,6 +81,20 @@ def test_a_communication_group_is_over_when_its_first_member_is_gone_or_another_
     assert ledger.is_over("g", "second")
     ledger.remove("g")
     assert not ledger.is_over("g", "second")
+
+
+def test_what_a_dead_worker_waited_for_is_forgotten():
+    manager = object.__new__(NodeManager)
+    made = RunDir(path="/nowhere", token="abc", id="x")  # noqa: S106 - names a marker
+    manager._begin((), (), JobInfo.of_this_process("head:1", "roost", made, keeps_events=False), None)
+    # As if the worker had been seen alive, and the manager were watching.
+    manager._roll, manager._watching = RollCall(), object()
+    manager._roll.expect(["parent:0"])
+    asyncio.run(NodeManager.note_wait.served(manager, "parent:0:child#1", "2 accelerators", "parent:0"))
+    asyncio.run(NodeManager.note_wait.served(manager, "actor#2", "1 accelerator"))
+    assert manager._known() == {"parent:0"}, "its death is noticed before it has reserved anything"
+    manager._bury({"parent:0"})
+    assert asyncio.run(NodeManager.get_waits.served(manager)) == {"actor": "1 accelerator"}
 
 
 @pytest.mark.parametrize(

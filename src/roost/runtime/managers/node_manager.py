@@ -49,7 +49,8 @@ class NodeManager(Manager):
         ranges = {node.network: lease_range(node.ephemeral_ports, ports) for node in nodes}
         self._ledger = PortLedger(ranges, seed=hash((job.host, job.pid, job.since)))
         self._slots = SlotLedger()
-        self._waits: dict[str, str] = {}
+        self._waits: dict[str, tuple[str, str | None]] = {}
+        """What each user of accelerators waits for, and its owner."""
         self._waiting: dict[int, list[_Wanted]] = {node.rank: [] for node in nodes}
         # Python keeps no reference to a task that runs.
         self._trying: dict[int, asyncio.Task[None]] = {}
@@ -185,9 +186,13 @@ class NodeManager(Manager):
         return self._slots.held
 
     @served
-    async def note_wait(self, user: str, what: str) -> None:
-        """Keep what a user of accelerators waits for, for others to see; with an empty text it waits no more."""
-        self._waits[user] = what
+    async def note_wait(self, user: str, what: str, owner: str | None = None) -> None:
+        """Keep what a user of accelerators waits for, for others to see; with an empty text it waits no more.
+
+        What an `owner` waits for that has died is forgotten.
+        """
+        await self._watch_holder(owner)
+        self._waits[user] = what, owner
         if not what:
             del self._waits[user]
 
@@ -196,7 +201,7 @@ class NodeManager(Manager):
         """Return what is waited for, by the name of who waits."""
         from roost.runtime.managers.ledgers.reservations import name_of  # only the actor needs it
 
-        return {name_of(user): what for user, what in self._waits.items()}
+        return {name_of(user): what for user, (what, _) in self._waits.items()}
 
     async def _watch_holder(self, holder: str | None) -> None:
         """Make sure the holder is alive before it holds something, so that its death is noticed."""
@@ -209,7 +214,8 @@ class NodeManager(Manager):
         self._watch_soon()
 
     def _known(self) -> set[str]:
-        return self._ledger.holders | self._slots.owners
+        waiting = {owner for _, owner in self._waits.values() if owner is not None}
+        return self._ledger.holders | self._slots.owners | waiting
 
     async def _lease(self, node: NodeInfo, count: int, holder: str | None) -> PortLease:
         wanted = _Wanted(count=count, holder=holder, done=asyncio.get_running_loop().create_future())
@@ -263,6 +269,7 @@ class NodeManager(Manager):
     def _bury(self, missing: set[str]) -> None:
         from roost.runtime.nodes.placement_groups import remove_groups  # only the actor needs it
 
+        self._waits = {user: wait for user, wait in self._waits.items() if wait[1] not in missing}
         for name in missing:
             self._ledger.release_holder(name)
             remove_groups(self._slots.release_owner(name))

@@ -185,7 +185,7 @@ class Reserver:
             text = what()
             self._context.console.notice(f"{self._name}: waiting for {text}")
             self._has_said = True
-            self._manager.note_wait(self._user, text)
+            self._manager.note_wait(self._user, text, self._context.owner)
             emitter.note("waits", self._name, f"for {text}")
             self._context.recorder.note_wait(self._name, text)
         # Who waits for minutes asks less often.
