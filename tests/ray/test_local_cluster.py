@@ -26,6 +26,8 @@ def processes_of(local: LocalCluster) -> list[psutil.Process]:
 
 def test_a_cluster_is_what_it_was_described_as_and_an_exception_in_the_block_leaves_nothing(monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "somewhere:1")
+    # Ray sets this one when a process first connects, and leaves it.
+    monkeypatch.setenv("PYTHONBREAKPOINT", "ray.util.rpdb._driver_set_trace")
     before = dict(os.environ)
     size = 80 * 2**20
     local = local_cluster("2x2:H100,1x0", cpus=3, object_store_memory=size)
