@@ -217,7 +217,7 @@ def short_names(names: Sequence[str], length: int) -> list[str]:
     >>> short_names(["rollout", "actor", "env1", "env2"], 3)
     ['ro…', 'ac…', 'e#2', 'e#3']
     """
-    cuts = [_beginning(name, length) for name in names]
+    cuts = [name if len(name) <= length else name[:1] if length == 1 else f"{name[: length - 1]}…" for name in names]
     initials = ["".join(part[:1] for part in re.split(r"[_.-]+", name))[:length] for name in names]
     cut_counts, initial_counts = Counter(cuts), Counter(initials)
     keys: list[str] = []
@@ -229,10 +229,6 @@ def short_names(names: Sequence[str], length: int) -> list[str]:
         else:
             keys.append(numbered(name, index))
     return keys
-
-
-def _beginning(name: str, length: int) -> str:
-    return name if len(name) <= length else name[:1] if length == 1 else f"{name[: length - 1]}…"
 
 
 def numbered(name: str, index: int) -> str:
@@ -388,6 +384,14 @@ def _fold(rows: Sequence[Row], names: Sequence[str]) -> list[Row]:
         ranks: dict[int, list[int]] = {}
         for block in (block for row in same for strip in row.strips for block in strip.blocks):
             ranks.setdefault(block.component, []).extend(block.ranks)
+        # The strips of the first node, with the ranks of all.
+        alike = []
+        for strips in zip(*(row.strips for row in same), strict=True):
+            own = [
+                (label, tuple(sorted({rank for strip in strips for rank in strip.ranks[index][1]})))
+                for index, (label, _) in enumerate(strips[0].ranks)
+            ]
+            alike.append(replace(strips[0], ranks=tuple(own)))
         said = " · ".join(
             f"{names[index]} {format_ranks(sorted(set(found)))}" for index, found in sorted(ranks.items())
         )
@@ -396,20 +400,11 @@ def _fold(rows: Sequence[Row], names: Sequence[str]) -> list[Row]:
                 first=same[0].first,
                 last=same[-1].last,
                 name="" if not same[0].name else f"{same[0].name} … {same[-1].name}",
-                strips=tuple(_all_ranks(strips) for strips in zip(*(row.strips for row in same), strict=True)),
+                strips=tuple(alike),
                 folded=f"{len(same)} nodes alike: {said or 'idle'}",
             )
         )
     return folded
-
-
-def _all_ranks(strips: Sequence[Strip]) -> Strip:
-    """Return the first of several strips that look alike, with the ranks of all."""
-    ranks = [
-        (label, tuple(sorted({rank for strip in strips for rank in strip.ranks[index][1]})))
-        for index, (label, _) in enumerate(strips[0].ranks)
-    ]
-    return replace(strips[0], ranks=tuple(ranks))
 
 
 def _summary(component: ComponentPlan) -> str:

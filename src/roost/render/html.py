@@ -92,6 +92,9 @@ def draw_html(plan: Plan, grid: Grid, below: Iterable[str] = ()) -> str:
     """Return the whole HTML page: the grid's picture, what belongs below it, then findings and workers of the plan."""
     heading = grid.title or "Placement map"
     shown = {entry.name for entry in grid.legend if entry.shown}
+    findings = [
+        f"<li><b>{item.level}</b> {escape(item.message)} [<code>{item.code}</code>]</li>" for item in lint(plan)
+    ]
     parts = [
         "<!doctype html>",
         f'<html lang="en"><head><meta charset="utf-8"><title>{escape(heading)} - Roost</title>',
@@ -100,45 +103,26 @@ def draw_html(plan: Plan, grid: Grid, below: Iterable[str] = ()) -> str:
         f"<h1>{escape(heading)}</h1>",
         f'<p class="soft">{escape(grid.summary)}</p>',
         *([f"<p><strong>{escape(grid.mark)}</strong></p>"] if grid.mark else []),
-        *_legend(grid),
+        '<ul class="legend">',
+        *(
+            f'<li data-component="{index}"><i style="background:{entry.colour}"></i>'
+            f'<strong>{escape(entry.name)}</strong> <span class="soft">{escape(entry.summary)}</span></li>'
+            for index, entry in enumerate(grid.legend)
+            if entry.shown
+        ),
+        "</ul>",
         '<p><input id="find" type="search" placeholder="Search workers, nodes, variables" aria-label="Search">',
         '<span id="found" class="soft" role="status"></span></p>',
-        *_map(plan, grid, "wide", _WIDE),
-        *_map(plan, grid, "narrow", _NARROW),
+        *('<div class="map wide">', *draw_rows(plan, grid, cells=_WIDE), "</div>"),
+        *('<div class="map narrow">', *draw_rows(plan, grid, cells=_NARROW), "</div>"),
         *below,
-        *_findings(plan),
+        *(["<h2>Findings</h2><ul>", *findings, "</ul>"] if findings else []),
         "<h2>Workers</h2>",
         *(line for item in plan.components if item.name in shown for line in _table(plan, item)),
         f'<p class="soft">plan <code>{plan.hash}</code></p>',
         f'<div id="tip" role="tooltip" hidden></div><script>{_SCRIPT}</script></body></html>',
     ]
     return "\n".join(parts) + "\n"
-
-
-def _legend(grid: Grid) -> Iterator[str]:
-    yield '<ul class="legend">'
-    for index, entry in enumerate(grid.legend):
-        if entry.shown:
-            yield (
-                f'<li data-component="{index}"><i style="background:{entry.colour}"></i>'
-                f'<strong>{escape(entry.name)}</strong> <span class="soft">{escape(entry.summary)}</span></li>'
-            )
-    yield "</ul>"
-
-
-def _map(plan: Plan, grid: Grid, kind: str, cells: int) -> Iterator[str]:
-    yield f'<div class="map {kind}">'
-    yield from draw_rows(plan, grid, cells=cells)
-    yield "</div>"
-
-
-def _findings(plan: Plan) -> Iterator[str]:
-    found = lint(plan)
-    if found:
-        yield "<h2>Findings</h2><ul>"
-        for item in found:
-            yield f"<li><b>{item.level}</b> {escape(item.message)} [<code>{item.code}</code>]</li>"
-        yield "</ul>"
 
 
 def _table(plan: Plan, component: ComponentPlan) -> Iterator[str]:

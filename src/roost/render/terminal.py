@@ -183,7 +183,9 @@ class _Drawing:
                 # What is one on several nodes points to where it goes on.
                 opening = "◀" if block.goes_on[0] and first else "═" if before else "["
                 text = opening + text + ("▶" if block.goes_on[1] and last else "═" if after else "]")
-                line.append(text, style=self._style(block))
+                colour = self._colours[block.component]
+                basic_ink = "black" if colour in _DARK_INK else "white"
+                line.append(text, style=f"{basic_ink if self._basic else ink(colour)} on {colour}")
                 cell = stop
         return line
 
@@ -214,11 +216,6 @@ class _Drawing:
             yield line
             for text in _wrapped(entry.summary, self._width - 4):
                 yield Text(f"    {text}")
-
-    def _style(self, block: Block) -> str:
-        colour = self._colours[block.component]
-        basic_ink = "black" if colour in _DARK_INK else "white"
-        return f"{basic_ink if self._basic else ink(colour)} on {colour}"
 
 
 def _title(row: Row) -> str:
