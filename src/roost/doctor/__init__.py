@@ -2,7 +2,6 @@
 
 facts           facts of a machine and of a cluster, values only
 findings        what a rule returns, and how findings of several nodes are merged
-gather          runs several functions at the same time, within a deadline
 machine_facts   collects the facts of one machine, without Ray; also the short task that does so on each node
 cluster_facts   runs that task on all nodes
 machine_rules   pure: facts of a machine -> findings

@@ -7,11 +7,10 @@ as soon as it has it.
 from __future__ import annotations
 
 import os
-from dataclasses import asdict
 from typing import Any
 
-from roost.doctor.findings import Finding, Level, note, problem
-from roost.errors import ClusterError, ConfigError
+from roost.doctor.findings import Finding, note, problem
+from roost.errors import ClusterError, ConfigError, Problem
 from roost.machine.child import Say, answer
 from roost.text import error_text
 
@@ -22,7 +21,7 @@ def examine(address: str | None, run_dir: str | None, seconds: float, say: Say) 
     """Check the cluster, and pass each finding to `say`."""
 
     def found(item: Finding) -> None:
-        say({"finding": asdict(item)})
+        say({"finding": item})
 
     try:
         from roost.doctor.cluster_facts import collect_cluster
@@ -49,11 +48,9 @@ def examine(address: str | None, run_dir: str | None, seconds: float, say: Say) 
     except ConfigError as error:
         say({"mistake": [error.problems[0].message, error.problems[0].hint]})
         return
-    except ClusterError as error:
-        found(cannot_join(error.problems[0].message, error.problems[0].hint, bool(address)))
-        return
     except Exception as error:
-        found(cannot_join(error_text(error), "", bool(address)))
+        known = error.problems[0] if isinstance(error, ClusterError) else Problem(message=error_text(error))
+        found(cannot_join(known.message, known.hint, bool(address)))
         return
     say({"address": facts.address, "hosts": [node.address for node in facts.nodes]})
     for item in judge_cluster(facts):
@@ -67,11 +64,6 @@ def cannot_join(message: str, hint: str, is_named: bool) -> Finding:
         do = "`ray start --head` starts one, `roost up 2x4` a local one; RAY_ADDRESS or --address leads to another"
         return note("cluster", "no Ray cluster was found", do)
     return problem("cluster", message, hint or _SAME)
-
-
-def finding_of(data: dict[str, Any]) -> Finding:
-    """Return a finding from its JSON."""
-    return Finding(**{**data, "level": Level(data["level"]), "nodes": tuple(data["nodes"])})
 
 
 def work(say: Say, **task: Any) -> None:

@@ -17,9 +17,8 @@ from ray.util import list_named_actors
 
 from roost.deadline import Deadline
 from roost.doctor.facts import Clock, ClusterFacts, JobFacts, NodeFacts, Unknown
-from roost.doctor.gather import gather
 from roost.doctor.limits import ASK_SECONDS, PING_SECONDS
-from roost.doctor.machine_facts import collect_machine, collect_node, driver_folders, tell_time
+from roost.doctor.machine_facts import collect_machine, collect_node, driver_folders, gather, tell_time
 from roost.errors import CheckFailed
 from roost.machine.ports import answers
 from roost.runtime.managers.namespaces import MANAGER_NAMES, get_job
@@ -50,27 +49,28 @@ def collect_cluster(
     """
     with visit(address, seconds) as (at, deadline):
         ended = threading.Event()
-        threading.Thread(target=_watch, args=(at, ended, lost), daemon=True).start()
+
+        def watch() -> None:
+            """Call `lost` when the head does not answer several times in a row."""
+            silent = 0
+            while silent < _SILENT_PINGS:
+                if ended.wait(PING_SECONDS):
+                    return
+                silent = 0 if answers(at) else silent + 1
+            lost(at)
+
+        threading.Thread(target=watch, daemon=True).start()
         try:
             return _collect(at, run_dir, deadline, waiting)
         finally:
             ended.set()
 
 
-def _watch(address: str, ended: threading.Event, lost: Callable[[str], None]) -> None:
-    """Call `lost` when the head does not answer several times in a row."""
-    silent = 0
-    while silent < _SILENT_PINGS:
-        if ended.wait(PING_SECONDS):
-            return
-        silent = 0 if answers(address) else silent + 1
-    lost(address)
-
-
 def _collect(address: str, run_dir: str | None, deadline: Deadline, waiting: Callable[[str], None]) -> ClusterFacts:
     nodes = discover.wait_for_nodes(1, deadline)
     before: _Jobs = gather({"jobs": _find_jobs}, ASK_SECONDS * 2)["jobs"]
-    drivers = [(job.info.pid, job.info.since) for job in _known(before) if job.info is not None]
+    jobs = () if isinstance(before, Unknown) else before
+    drivers = [(job.info.pid, job.info.since) for job in jobs if job.info is not None]
     names = {node.ray_id: str(node) for node in nodes}
     left = max(1.0, deadline.left)
 
@@ -89,6 +89,11 @@ def _collect(address: str, run_dir: str | None, deadline: Deadline, waiting: Cal
         found = gather(collecting, max(left, ASK_SECONDS) + 4)
     answered = {ray_id: item for ray_id, item in found["nodes"].items() if not isinstance(item, Unknown)}
     after: _Jobs = gather({"jobs": _find_jobs}, ASK_SECONDS * 2)["jobs"]
+    later = () if isinstance(after, Unknown) else after
+    both = before if isinstance(before, Unknown) else after
+    if not isinstance(both, Unknown):
+        ids = {(job.namespace, job.info and job.info.id) for job in jobs}
+        both = tuple(job for job in later if (job.namespace, job.info and job.info.id) in ids)
     return ClusterFacts(
         address=address,
         driver=found["driver"],
@@ -96,11 +101,10 @@ def _collect(address: str, run_dir: str | None, deadline: Deadline, waiting: Cal
         clocks=tuple((names[ray_id], clock) for ray_id, (_, clock) in answered.items()),
         silent=tuple((names[ray_id], why) for ray_id, why in found["nodes"].items() if ray_id not in answered),
         gone=_gone(),
-        jobs=_jobs_in_both(before, after),
+        jobs=both,
         # Of a job that lost its manager only the namespace is known: its processes are not left over.
         marks=tuple(
-            f"{address}|{job.namespace}:" if job.info is None else f"{job.info.id}/"
-            for job in (*_known(before), *_known(after))
+            f"{address}|{job.namespace}:" if job.info is None else f"{job.info.id}/" for job in (*jobs, *later)
         ),
         run_folder=marker if isinstance(marker, Unknown) else str(marker.parent),
     )
@@ -164,17 +168,6 @@ def _find_jobs() -> tuple[JobFacts, ...]:
         )
         for namespace in sorted({namespace for namespace, name in alive if name in MANAGER_NAMES})
     )
-
-
-def _known(jobs: _Jobs) -> tuple[JobFacts, ...]:
-    return () if isinstance(jobs, Unknown) else jobs
-
-
-def _jobs_in_both(before: _Jobs, after: _Jobs) -> _Jobs:
-    if isinstance(before, Unknown) or isinstance(after, Unknown):
-        return before if isinstance(before, Unknown) else after
-    ids = {(job.namespace, job.info and job.info.id) for job in before}
-    return tuple(job for job in after if (job.namespace, job.info and job.info.id) in ids)
 
 
 def _gone() -> tuple[str, ...]:

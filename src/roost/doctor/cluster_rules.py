@@ -36,7 +36,7 @@ def judge_cluster(facts: ClusterFacts) -> list[Finding]:
         *judge_addresses(here, nodes),
         *judge_accelerators(nodes),
         *judge_settings(nodes),
-        *judge_other_machines(facts),
+        *_judge_other_machines(facts),
         *judge("jobs", facts.jobs, lambda found: judge_jobs(found, nodes)),
         *judge("leftovers", facts.jobs, lambda _: judge_job_leftovers(facts.address, facts.marks, nodes)),
     ]
@@ -175,7 +175,7 @@ def judge_object_store(found: RayletFacts) -> Finding:
     return warning("object store", f"{seen}, and not in {_SHM}: it is slow", do)
 
 
-def judge_other_machines(facts: ClusterFacts) -> list[Finding]:
+def _judge_other_machines(facts: ClusterFacts) -> list[Finding]:
     """Apply the rules for a machine to each that is not the driver's own."""
     hosts = [node.address for node in facts.nodes]
     judged = [

@@ -8,12 +8,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from roost.doctor.child import finding_of
 from roost.doctor.facts import Unknown
 from roost.doctor.findings import Finding, Level, Report, judge, note, problem
-from roost.doctor.gather import gather
 from roost.doctor.limits import FOLDER_SECONDS, MACHINE_SECONDS, SPARE_SECONDS
-from roost.doctor.machine_facts import collect_home, collect_machine, driver_folders
+from roost.doctor.machine_facts import collect_home, collect_machine, driver_folders, gather
 from roost.doctor.machine_rules import judge_head_ports, judge_home, judge_machine
 from roost.errors import ConfigError
 from roost.machine.child import Child, last_line
@@ -22,7 +20,13 @@ from roost.machine.child import Child, last_line
 def examine(*, address: str | None, run_dir: str | None, seconds: float, waiting: Callable[[str], None]) -> Report:
     """Check this machine and, in a child process, the cluster; raise only for a mistake in the arguments."""
     if run_dir is not None:
-        _check_folder(run_dir)
+        there = gather({"folder": partial(os.path.isdir, run_dir)}, FOLDER_SECONDS)["folder"]
+        if isinstance(there, Unknown):
+            hint = "its file system may be gone: `mount` shows where it comes from"
+            raise ConfigError(f"--run-dir {run_dir} could not be checked: {there.why}", hint=hint)
+        if not there:
+            hint = "name a folder that exists, on the shared file system"
+            raise ConfigError(f"--run-dir {run_dir} is not a folder", hint=hint)
     heard: list[dict[str, Any]] = []
 
     def hear(said: dict[str, Any]) -> bool:
@@ -36,7 +40,7 @@ def examine(*, address: str | None, run_dir: str | None, seconds: float, waiting
         machine = collect_machine(driver_folders(run_dir), os.environ, MACHINE_SECONDS)
         home = collect_home(MACHINE_SECONDS)
         is_late = not child.wait(seconds + SPARE_SECONDS)
-    cluster = [finding_of(answer["finding"]) for answer in heard if "finding" in answer]
+    cluster: list[Finding] = [answer["finding"] for answer in heard if "finding" in answer]
     said = {key: value for answer in heard for key, value in answer.items()}
     joined, mistake = said.get("address"), said.get("mistake")
     if mistake and address is not None:
@@ -44,7 +48,13 @@ def examine(*, address: str | None, run_dir: str | None, seconds: float, waiting
     if mistake:
         cluster.append(problem("cluster", f"RAY_ADDRESS: {mistake[0]}", mistake[1]))
     elif "done" not in said:
-        cluster.append(_broke_off(seconds + SPARE_SECONDS if is_late else None, child.last_words))
+        last = last_line(child.last_words)
+        seen = "broke off"
+        do = "Ray ends every process that is connected when its head dies: is it up? run roost doctor again"
+        if is_late:
+            seen = f"did not end in {seconds + SPARE_SECONDS:.0f} s"
+            do = "Ray's head may hang: check its machine, and gcs_server.out of its session"
+        cluster.append(problem("cluster", f"the check {seen}{f': {last}' if last else ''}", do))
     # The heads that processes on this machine belong to, and that answer.
     processes = () if isinstance(machine.ray_processes, Unknown) else machine.ray_processes
     heads = sorted({item.owner for item in processes if item.owner and item.has_owner})
@@ -55,23 +65,3 @@ def examine(*, address: str | None, run_dir: str | None, seconds: float, waiting
     if joined is None and not heads:
         findings += judge("ports", machine.ports, judge_head_ports)
     return Report(host=socket.gethostname(), machine=tuple(findings), address=joined, cluster=tuple(cluster))
-
-
-def _check_folder(run_dir: str) -> None:
-    there = gather({"folder": partial(os.path.isdir, run_dir)}, FOLDER_SECONDS)["folder"]
-    if isinstance(there, Unknown):
-        hint = "its file system may be gone: `mount` shows where it comes from"
-        raise ConfigError(f"--run-dir {run_dir} could not be checked: {there.why}", hint=hint)
-    if not there:
-        hint = "name a folder that exists, on the shared file system"
-        raise ConfigError(f"--run-dir {run_dir} is not a folder", hint=hint)
-
-
-def _broke_off(seconds: float | None, last_words: str) -> Finding:
-    last = last_line(last_words)
-    why = f": {last}" if last else ""
-    if seconds is not None:
-        do = "Ray's head may hang: check its machine, and gcs_server.out of its session"
-        return problem("cluster", f"the check did not end in {seconds:.0f} s{why}", do)
-    do = "Ray ends every process that is connected when its head dies: is it up? run roost doctor again"
-    return problem("cluster", f"the check broke off{why}", do)

@@ -9,17 +9,19 @@ import contextlib
 import os
 import socket
 import tempfile
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import psutil
 
+from roost.deadline import Deadline
 from roost.doctor import facts
 from roost.doctor.facts import HomeFacts, HostName, MachineFacts, NodeFacts, OwnedProcess, RayletFacts, Unknown
-from roost.doctor.gather import gather
-from roost.doctor.limits import HEAD_SECONDS, SEE_SECONDS
+from roost.doctor.limits import HEAD_SECONDS, SAY_SECONDS, SEE_SECONDS
 from roost.errors import RoostError
 from roost.machine.allowances import find_limits, find_memory
 from roost.machine.devices import find_devices
@@ -31,9 +33,41 @@ from roost.machine.processes import list_processes, one_line
 from roost.runtime.connect.local_cluster import folders_in_use, read_local_cluster
 from roost.runtime.nodes.accelerators import variables_of_interest
 from roost.runtime.runs.folder import runs_folder
+from roost.text import error_text
 
 JOB_VARIABLE = "ROOST_JOB"  # as in `managers`, which loads Ray
 _PACKAGES = ("roost", "ray", "numpy", "torch", *(name for names in facts.ENGINES.values() for name in names))
+
+
+def gather(
+    functions: Mapping[str, Callable[[], Any]], seconds: float, waiting: Callable[[list[str]], None] = lambda _: None
+) -> dict[str, Any]:
+    """Run functions at the same time; a function that raises, or is not back in time, gives `Unknown`.
+
+    `waiting` is called every few seconds with the names of the functions that are not back.
+    """
+    found: dict[str, Any] = {}
+
+    def run(name: str) -> None:
+        try:
+            found[name] = functions[name]()
+        except RoostError as error:
+            found[name] = Unknown(why=error.problems[0].message, do=error.problems[0].hint)
+        except Exception as error:
+            found[name] = Unknown(why=error_text(error))
+
+    # Not a pool: Python waits for its threads at exit, and a thread that hangs in a dead file system never ends.
+    threads = {name: threading.Thread(target=run, args=(name,), daemon=True) for name in functions}
+    for thread in threads.values():
+        thread.start()
+    deadline, say = Deadline.after(seconds), Deadline.after(SAY_SECONDS)
+    while not deadline.is_over and (out := [name for name, thread in threads.items() if thread.is_alive()]):
+        if say.is_over:
+            say = Deadline.after(SAY_SECONDS)
+            waiting(out)
+        threads[out[0]].join(min(deadline, say).left)
+    late = Unknown(why=f"no answer in {seconds:g} s")
+    return {name: found.get(name, late) for name in functions}
 
 
 def collect_machine(folders: Mapping[str, str], environment: Mapping[str, str], seconds: float) -> MachineFacts:
@@ -50,7 +84,7 @@ def collect_machine(folders: Mapping[str, str], environment: Mapping[str, str], 
             "limits": find_limits,
             "ports": find_ports,
             "devices": find_devices,
-            "host_name": find_host_name,
+            "host_name": _host_name,
             "environment": partial(find_variables, environment),
             "processes": find_owned_processes,
         },
@@ -76,7 +110,7 @@ def driver_folders(run_dir: str | None) -> dict[str, str]:
     return folders
 
 
-def find_host_name() -> HostName:
+def _host_name() -> HostName:
     """Return the name of this machine, and what it resolves to."""
     name = socket.gethostname()
     try:
@@ -143,7 +177,7 @@ def sees(marker: str) -> bool:
 
 
 def tell_time() -> float:
-    """Return the time of this node's clock."""
+    """Return the time of this node's clock: Ray takes no function that is written in C."""
     return time.time()
 
 

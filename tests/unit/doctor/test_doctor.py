@@ -11,7 +11,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 
 import pytest
@@ -19,7 +19,7 @@ import pytest
 from roost.cli.commands.doctor import report_text
 from roost.deadline import Deadline
 from roost.doctor import child, machine_facts
-from roost.doctor.child import cannot_join, finding_of
+from roost.doctor.child import cannot_join
 from roost.doctor.cluster_rules import (
     judge_accelerators,
     judge_addresses,
@@ -45,7 +45,7 @@ from roost.doctor.facts import (
     Unknown,
 )
 from roost.doctor.findings import Finding, Level, Report, fold, judge, note, ok, problem, warning
-from roost.doctor.gather import gather
+from roost.doctor.machine_facts import gather
 from roost.doctor.machine_rules import (
     judge_devices,
     judge_disks,
@@ -560,7 +560,7 @@ def test_the_report_as_text_and_as_json():
     assert report.has_problem
     data = json.loads(json.dumps(report.to_dict()))
     assert (data["problems"], data["warnings"], data["notes"]) == (1, 1, 1)
-    assert [finding_of(item) for item in data["cluster"]] == list(report.cluster)
+    assert data["cluster"] == json.loads(json.dumps([asdict(item) for item in report.cluster]))
     assert report_text(Report(host="a", machine=(ok("python", "3"),))).plain.endswith("all is well")
 
 
@@ -746,8 +746,8 @@ def test_a_cluster_that_does_not_answer_is_a_problem_and_a_wrong_address_a_mista
     child.examine("127.0.0.1:9", None, 5, said.append)
     loaded, found = said
     assert loaded == {"loaded": True}
-    assert found["finding"]["level"] == "problem"
-    assert found["finding"]["seen"].startswith("nothing answers at 127.0.0.1:9")
+    assert found["finding"].level == "problem"
+    assert found["finding"].seen.startswith("nothing answers at 127.0.0.1:9")
     child.examine("nowhere", None, 5, said.append)
     assert said[-1] == {
         "mistake": ["'nowhere' is not an address of a Ray cluster", "write host:port, as in 10.0.0.2:6379"]
@@ -768,7 +768,7 @@ def test_without_ray_the_cluster_is_not_checked():
     code = (
         "import sys; sys.modules['ray'] = None\n"
         "from roost.doctor.child import examine\n"
-        "examine(None, None, 5, lambda said: print(said['finding']['level'], said['finding']['seen']))"
+        "examine(None, None, 5, lambda said: print(said['finding'].level, said['finding'].seen))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "note could not be checked without Ray\n"
