@@ -1,4 +1,4 @@
-"""A run as plain data for the page, with bounds on its size. Pure."""
+"""A run as plain data for the page, and its curves for the terminal too, with bounds on how much it can be. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from roost.runtime.events.format import DRIVER
 from roost.watch.model import RunModel
-from roost.watch.views import RunView, Span, State
+from roost.watch.views import Curve, RunView, Span
 
 MOST_DETAIL = 512
 """With more workers than this the page gets one entry for each node, and detail of the nodes that it asks for."""
@@ -16,6 +16,9 @@ _MOST_EVENTS = 100
 _MOST_LANES = 65
 _MOST_ROWS = 64
 _MOST_CHARACTERS = 300
+_MOST_CHARTS = 24
+_MOST_SERIES = 8
+_MOST_POINTS = 300
 _WORKER = (
     "address component rank node devices host pid state doing waits_for since calls failed restarts idle_share "
     "last_seconds cpu memory"
@@ -24,6 +27,8 @@ _CHANNEL = "name depth most puts_per_second gets_per_second getters putters"
 _LINK = "name version updated seconds pause size"
 _ENGINE = "worker version behind is_asleep busy served failed per_second latency"
 _EVENT = "when what who text"
+
+Points = Sequence[tuple[float, float]]
 
 
 def page_facts(view: RunView, *, title: str, status: str, node: int | None = None) -> dict[str, Any]:
@@ -36,7 +41,7 @@ def page_facts(view: RunView, *, title: str, status: str, node: int | None = Non
         "now": _number(view.now),
         "began": _number(view.began),
         "over": view.is_over,
-        "counts": {str(state): sum(worker.state is state for worker in view.workers) for state in State},
+        "counts": {str(state): count for state, count in view.counts.items()},
         "workers": [_fields(worker, _WORKER) for worker in shown],
         "nodes": _nodes(view),
         "large": is_large,
@@ -51,13 +56,14 @@ def page_facts(view: RunView, *, title: str, status: str, node: int | None = Non
 
 def _fields(item: object, names: str) -> dict[str, Any]:
     """Return the named attributes as JSON has them: short texts, finite and rounded numbers."""
-    return {name: _plain(getattr(item, name)) for name in names.split()}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, str):
-        return str(value)[:_MOST_CHARACTERS]
-    return _number(value) if isinstance(value, float) else value
+    found: dict[str, Any] = {}
+    for name in names.split():
+        value = getattr(item, name)
+        if isinstance(value, str):
+            found[name] = str(value)[:_MOST_CHARACTERS]
+        else:
+            found[name] = _number(value) if isinstance(value, float) else value
+    return found
 
 
 def _nodes(view: RunView) -> list[dict[str, Any]]:
@@ -68,17 +74,11 @@ def _nodes(view: RunView) -> list[dict[str, Any]]:
         counts[str(worker.state)] = counts.get(str(worker.state), 0) + 1
     out = []
     for rank, counts in sorted(by_node.items()):
-        sample = samples.get(rank)
-        out.append(
-            {
-                "rank": rank,
-                "counts": counts,
-                "cpu": _number(sample.cpu) if sample else None,
-                "memory": sample.memory if sample else None,
-                "of": sample.memory_total if sample else None,
-                "devices": [[_number(load), used, of] for load, used, of in sample.devices] if sample else [],
-            }
-        )
+        shown: dict[str, Any] = {"cpu": None, "memory": None, "of": None, "devices": []}
+        if (sample := samples.get(rank)) is not None:
+            devices = [[_number(load), used, of] for load, used, of in sample.devices]
+            shown = {"cpu": _number(sample.cpu), "memory": sample.memory, "of": sample.memory_total, "devices": devices}
+        out.append({"rank": rank, "counts": counts, **shown})
     return out
 
 
@@ -122,6 +122,72 @@ def _merged(spans: Iterable[Span], least: float) -> list[tuple[float, float, str
         else:
             out.append((span.start, span.end, span.name, span.calls, min(1.0, span.busy / whole), span.failed))
     return out
+
+
+def chart_facts(view: RunView, bound: float | None = None) -> list[dict[str, Any]]:
+    """Return the charts of the page: each has a title, a unit, what its x axis is, and named series of points.
+
+    `bound` is the least time that a step can take, from `roost search`.
+    """
+    out = []
+    nodes = [(f"node {node.rank}", node.loads) for node in view.nodes]
+    loads = [(name, [(at, 100 * x) for at, _, x in some if x is not None]) for name, some in nodes]
+    if view.steps:
+        steps = [*view.steps]
+        # One that takes longer than usual grows before it ends.
+        if view.step is not None and view.now - view.step.since > view.step.usual:
+            steps.append((view.step.number + 1, view.now - view.step.since))
+        out.append(_chart("Step time", "s", "step", [("step", steps)], bound=bound))
+    out += metric_facts(view.curves)
+    out += [
+        _chart(title, unit, "time", series)
+        for title, unit, series in (
+            ("Items in channels", "", [(item.name, item.depths) for item in view.channels]),
+            ("Requests per second", "", [(item.worker, item.rates) for item in view.engines]),
+            ("Latency of requests", "s", [(item.worker, item.latencies) for item in view.engines]),
+            ("Updates of weights", "s", [(item.name, item.updates) for item in view.links]),
+            ("Load of devices", "%", loads),
+            ("CPU", "%", [(name, [(at, 100 * cpu) for at, cpu, _ in some]) for name, some in nodes]),
+        )
+        if any(len(points) > 1 for _, points in series)
+    ]
+    return out
+
+
+def metric_facts(curves: Iterable[Curve]) -> list[dict[str, Any]]:
+    """Return a chart for each metric: the mean over the workers that report the same step."""
+    by_name: dict[str, list[Curve]] = {}
+    for curve in curves:
+        by_name.setdefault(curve.name, []).append(curve)
+    out = []
+    for name, some in list(by_name.items())[:_MOST_CHARTS]:
+        has_steps = any(step is not None for curve in some for step, _, _ in curve.points)
+        label = f"mean of {len(some)} workers" if len(some) > 1 else some[0].worker
+        out.append(_chart(name, "", "step" if has_steps else "time", [(label, joined(some))]))
+    return out
+
+
+def joined(curves: Sequence[Curve]) -> list[tuple[float, float]]:
+    """Return steps, or times where there are none, with the mean value of the workers; only finite numbers."""
+    found: dict[float, list[float]] = {}
+    for curve in curves:
+        for step, value, when in curve.points:
+            if math.isfinite(value) and math.isfinite(step or 0.0):
+                found.setdefault(when if step is None else step, []).append(value)
+    return [(key, sum(some) / len(some)) for key, some in sorted(found.items())]
+
+
+def _chart(
+    title: str, unit: str, axis: str, series: Iterable[tuple[str, Points]], bound: float | None = None
+) -> dict[str, Any]:
+    lines = []
+    for name, points in list(series)[:_MOST_SERIES]:
+        found = [[x, y] for x, y in points if math.isfinite(x) and math.isfinite(y)]
+        every = max(1, math.ceil(len(found) / _MOST_POINTS))
+        if found:
+            # The newest point is always one of them.
+            lines.append({"name": name, "points": found[::-1][::every][::-1]})
+    return {"title": title, "unit": unit, "axis": axis, "series": lines, "bound": bound}
 
 
 def _number(value: float | None) -> float | None:

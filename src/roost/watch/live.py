@@ -1,116 +1,125 @@
-"""A run that may be running: its events, its record, and whether its driver is still there."""
+"""A run that may be running: its events, its record, and whether its driver is still there. Or a recorded run."""
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 import time
 from collections import deque
+from collections.abc import Sequence
+from importlib.resources import files
 from pathlib import Path
-from typing import Protocol
 
 from roost.deadline import Deadline
 from roost.errors import ConfigError
 from roost.machine.folders import open_regular
+from roost.runtime.events.format import DRIVER
 from roost.runtime.runs.index import is_free, read_run
 from roost.runtime.runs.record import RunRecord, Status
-from roost.watch.limits import CLOCK_SECONDS, RECORD_SECONDS, SKEW_SECONDS
+from roost.watch.limits import CLOCK_SECONDS, LAUNCH_SECONDS, RECORD_SECONDS, SKEW_SECONDS
 from roost.watch.model import RunModel
-from roost.watch.reading import EventReader
+from roost.watch.reading import EventReader, Line, parse_lines
 from roost.watch.views import RunView
 
 SEARCH_FILE = "search.json"
 """The output of `roost search --format json`, if the user has put it into the run folder."""
 _SEARCH_LIMIT = 2**22
-
-
-class WatchedRun(Protocol):
-    """A run that the page and the terminal show: it may go on, or be a recording that is played."""
-
-    model: RunModel
-
-    @property
-    def folder(self) -> Path | None:
-        """Where its logs are; None if it has none."""
-
-    @property
-    def title(self) -> str:
-        """The job or script, in a few words."""
-
-    @property
-    def status(self) -> str:
-        """Whether it runs, or how it ended."""
-
-    @property
-    def bound(self) -> float | None:
-        """The least seconds that a step can take, if a search says so."""
-
-    def refresh(self) -> RunView:
-        """Read what was added, and return the run as it is now."""
+_RECORDING = "demo.jsonl.gz"
+"""The files of events of `roost demo --mode disagg`, one after the other, the driver's first."""
 
 
 class LiveRun:
     """The view of a run folder, brought up to date by `refresh`. It reads only, so any number can read one run."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder: Path = folder
+        self.folder = folder
+        self.title = folder.name
+        """The job or script, in a few words."""
+        self.status = "running"
+        """Whether it runs, or how it ended."""
+        self.bound: float | None = None
+        """The least seconds that a step can take, by the search in the run folder."""
         self.model = RunModel()
         self._reader = EventReader(folder)
         self._clock = _Clock()
         self._next_look = Deadline.after(0)
         self._record: RunRecord | None = None
         self._is_gone = False
-        self._bound: float | None = None
         if not self._reader.exists and not (folder / "run.json").is_file():
             raise no_events(folder)
-
-    @property
-    def title(self) -> str:
-        """The job or script, in a few words."""
-        return self._record.what if self._record is not None else self.folder.name
-
-    @property
-    def status(self) -> str:
-        """Whether it runs, or how it ended."""
-        if self._record is None:
-            return "ended" if self._is_gone else "running"
-        return str(self._record.outcome)
-
-    @property
-    def bound(self) -> float | None:
-        """The least seconds that a step can take, by the search in the run folder."""
-        return self._bound
 
     def refresh(self) -> RunView:
         """Read what was added, and return the run as it is now."""
         self.model.take(self._reader.read())
         if self._next_look.is_over:
             self._next_look = Deadline.after(RECORD_SECONDS)
-            self._look()
-        return self.model.view(self._clock.now(self.model.latest), self._notices(), has_ended=self._is_gone)
-
-    def _look(self) -> None:
-        try:
-            self._record = read_run(self.folder)
-            self._is_gone = self._record.outcome.status is not Status.RUNNING
-        except (ConfigError, OSError):
-            # A run without a record, or one whose folder was removed.
-            self._is_gone = is_free(self.folder)
-        self._bound = read_bound(self.folder / SEARCH_FILE)
-
-    def _notices(self) -> list[str]:
-        out = self._reader.trouble.words()
+            try:
+                self._record = read_run(self.folder)
+                self.title, self.status = self._record.what, str(self._record.outcome)
+                self._is_gone = self._record.outcome.status is not Status.RUNNING
+            except (ConfigError, OSError):
+                # A run without a record, or one whose folder was removed.
+                self._is_gone = is_free(self.folder)
+                if self._record is None:
+                    self.status = "ended" if self._is_gone else "running"
+            self.bound = read_bound(self.folder / SEARCH_FILE)
+        now, trouble = self._clock.now(self.model.latest), self._reader.trouble
+        notices = trouble.words()
         if not self.folder.is_dir():
-            out.append("the run folder is gone: this is what was read before")
+            notices.append("the run folder is gone: this is what was read before")
         elif not self._reader.exists:
-            out.append("this run has no events")
+            notices.append("this run has no events")
         if abs(self._clock.skew) > SKEW_SECONDS:
-            out.append(
-                f"the clock here differs by about {self._clock.skew:+.0f} s from the run's, which is the one shown"
-            )
-        if self._reader.trouble.skipped:
-            out.append("a long run: calls and idle shares are those of its last part")
-        return out
+            differs = f"differs by about {self._clock.skew:+.0f} s from the run's, which is the one shown"
+            notices.append(f"the clock here {differs}")
+        if trouble.skipped:
+            notices.append("a long run: calls and idle shares are those of its last part")
+        return self.model.view(now, notices, has_ended=self._is_gone)
+
+
+class PlayedRun:
+    """A recorded run whose lines come when they came. It ends as the run did."""
+
+    title = "a recorded run of roost demo"
+    folder: Path | None = None
+    bound: float | None = None
+
+    def __init__(self, lines: Sequence[Line], skip: float = 0.0) -> None:
+        """Take the lines of a run, in any order, and how many seconds of it are over at the beginning."""
+        self.model = RunModel()
+        # A call is written when it ends. Of lines that were written together the driver's come first.
+        timed = [(line.when + _seconds(line), line) for line in lines]
+        self._left = deque(sorted(timed, key=lambda item: (item[0], item[1].process.who != DRIVER)))
+        self._first = self._left[0][0] if self._left else 0.0
+        self._began = time.monotonic() - skip
+
+    @classmethod
+    def shipped(cls) -> PlayedRun:
+        """Return the recording in the package."""
+        data = gzip.decompress((files("roost.watch") / _RECORDING).read_bytes())
+        return cls(parse_lines(data.split(b"\n")), skip=LAUNCH_SECONDS)
+
+    @property
+    def status(self) -> str:
+        """Whether it is being played."""
+        return "playing a recording" if self._left else "the recording has ended"
+
+    def refresh(self) -> RunView:
+        """Take the lines whose time has come."""
+        now = self._first + time.monotonic() - self._began
+        while self._left and self._left[0][0] <= now:
+            self.model.take([self._left.popleft()[1]])
+        return self.model.view(now)
+
+
+WatchedRun = LiveRun | PlayedRun
+"""A run that the page and the terminal show: it may go on, or be a recording that is played."""
+
+
+def _seconds(line: Line) -> float:
+    seconds = line.values.get("d", 0.0)
+    return seconds if isinstance(seconds, int | float) else 0.0
 
 
 class _Clock:

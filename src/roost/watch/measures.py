@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from roost.watch.views import RunView, State
+from roost.watch.views import RunView
 
 _ESCAPED = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
 _Sample = tuple[Mapping[str, object], float | None]
@@ -26,59 +27,51 @@ def families_of(view: RunView) -> list[Family]:
     """Return all families, the same ones for every run; those without a sample are empty."""
     out: list[Family] = []
 
-    def family(name: str, kind: str, about: str, samples: Iterable[_Sample]) -> None:
-        known = (
-            ({key: str(item) for key, item in labels.items()}, value) for labels, value in samples if value is not None
-        )
-        out.append(Family(f"roost_{name}", kind, about, tuple(known)))
+    def family(name: str, about: str, samples: Iterable[tuple[Mapping[str, object], float | None]]) -> None:
+        known = ((labels, value) for labels, value in samples if value is not None)
+        found = tuple(({key: str(item) for key, item in labels.items()}, float(value)) for labels, value in known)
+        out.append(Family(f"roost_{name}", "counter" if name.endswith("_total") else "gauge", about, found))
 
-    family("run_over", "gauge", "Whether the run is over.", [({}, float(view.is_over))])
-    counts = [({"state": state}, float(sum(worker.state is state for worker in view.workers))) for state in State]
-    family("workers", "gauge", "Workers by what they do now.", counts)
-    each = [({"worker": worker.address, "node": worker.node}, worker) for worker in view.workers]
-    family("calls_total", "counter", "Calls that ended.", [(labels, float(item.calls)) for labels, item in each])
-    failed = [(labels, float(item.failed)) for labels, item in each]
-    family("calls_failed_total", "counter", "Calls that raised an exception.", failed)
-    family("restarts_total", "counter", "Restarts.", [(labels, float(item.restarts)) for labels, item in each])
-    family(
-        "idle_share", "gauge", "Idle share of the last seconds.", [(labels, item.idle_share) for labels, item in each]
-    )
-    memory = [(labels, None if item.memory is None else item.memory * 2.0**20) for labels, item in each]
-    family("worker_memory_bytes", "gauge", "Resident memory.", memory)
-    family("node_cpu", "gauge", "CPU use, from 0 to 1.", [({"node": node.rank}, node.cpu) for node in view.nodes])
-    used = [({"node": node.rank}, node.memory * 2.0**20) for node in view.nodes]
-    family("node_memory_bytes", "gauge", "Memory in use.", used)
-    devices = [({"node": n.rank, "device": i}, item) for n in view.nodes for i, item in enumerate(n.devices)]
-    family("device_load", "gauge", "Device use, from 0 to 1.", [(labels, item[0]) for labels, item in devices])
-    held = [(labels, None if item[1] is None else item[1] * 2.0**20) for labels, item in devices]
-    family("device_memory_bytes", "gauge", "Device memory in use.", held)
+    def of(items: Iterable[tuple[Mapping[str, object], Any]], name: str, unit: float = 1) -> list[_Sample]:
+        """Return an attribute of each item, in its unit."""
+        found = [(labels, getattr(item, name)) for labels, item in items]
+        return [(labels, None if value is None else value * unit) for labels, value in found]
+
+    workers = [({"worker": worker.address, "node": worker.node}, worker) for worker in view.workers]
+    nodes = [({"node": node.rank}, node) for node in view.nodes]
+    devices = [({"node": node.rank, "device": i}, item) for node in view.nodes for i, item in enumerate(node.devices)]
     channels = [({"channel": item.name}, item) for item in view.channels]
-    family("channel_depth", "gauge", "Items in a channel.", [(labels, float(item.depth)) for labels, item in channels])
-    waiting = [({**labels, "side": "get"}, float(item.getters)) for labels, item in channels]
-    waiting += [({**labels, "side": "put"}, float(item.putters)) for labels, item in channels]
-    family("channel_waiting", "gauge", "Gets and puts that wait.", waiting)
-    rates = [({**labels, "side": "get"}, item.gets_per_second) for labels, item in channels]
-    rates += [({**labels, "side": "put"}, item.puts_per_second) for labels, item in channels]
-    family("channel_items_per_second", "gauge", "Items through a channel.", rates)
+    gets, puts = ([({**labels, "side": side}, item) for labels, item in channels] for side in ("get", "put"))
     links = [({"link": item.name}, item) for item in view.links]
-    family("weights_version", "gauge", "Version of a link.", [(labels, float(item.version)) for labels, item in links])
-    took = [(labels, item.seconds) for labels, item in links]
-    family("weights_update_seconds", "gauge", "How long the last update took.", took)
     engines = [({"worker": item.worker}, item) for item in view.engines]
-    versions = [(labels, None if item.version is None else float(item.version)) for labels, item in engines]
-    family("engine_version", "gauge", "Version of the weights that an engine has.", versions)
-    behind = [(labels, None if item.behind is None else float(item.behind)) for labels, item in engines]
-    family("engine_versions_behind", "gauge", "Versions that an engine is behind its link.", behind)
-    served = [(labels, float(item.served)) for labels, item in engines]
-    family("engine_requests_total", "counter", "Requests that an engine answered.", served)
-    errors = [(labels, float(item.failed)) for labels, item in engines]
-    family("engine_requests_failed_total", "counter", "Requests that an engine did not answer.", errors)
-    family("engine_busy", "gauge", "Requests under way.", [(labels, float(item.busy)) for labels, item in engines])
-    late = [(labels, item.latency) for labels, item in engines]
-    family("engine_latency_seconds", "gauge", "Mean of the last requests.", late)
-    family("step_seconds", "gauge", "How long the last step took.", [({}, step) for _, step in view.steps[-1:]])
-    last = [({"worker": curve.worker, "name": curve.name}, curve.points[-1][1]) for curve in view.curves]
-    family("metric", "gauge", "The last value of each metric of the job.", last)
+    counts = [({"state": state}, count) for state, count in view.counts.items()]
+    curves = [({"worker": curve.worker, "name": curve.name}, curve.points[-1][1]) for curve in view.curves]
+    family("run_over", "Whether the run is over.", [({}, view.is_over)])
+    family("workers", "Workers by what they do now.", counts)
+    family("calls_total", "Calls that ended.", of(workers, "calls"))
+    family("calls_failed_total", "Calls that raised an exception.", of(workers, "failed"))
+    family("restarts_total", "Restarts.", of(workers, "restarts"))
+    family("idle_share", "Idle share of the last seconds.", of(workers, "idle_share"))
+    family("worker_memory_bytes", "Resident memory.", of(workers, "memory", 2.0**20))
+    family("node_cpu", "CPU use, from 0 to 1.", of(nodes, "cpu"))
+    family("node_memory_bytes", "Memory in use.", of(nodes, "memory", 2.0**20))
+    family("device_load", "Device use, from 0 to 1.", [(labels, load) for labels, (load, _, _) in devices])
+    held = [(labels, None if used is None else used * 2.0**20) for labels, (_, used, _) in devices]
+    family("device_memory_bytes", "Device memory in use.", held)
+    family("channel_depth", "Items in a channel.", of(channels, "depth"))
+    family("channel_waiting", "Gets and puts that wait.", of(gets, "getters") + of(puts, "putters"))
+    rates = of(gets, "gets_per_second") + of(puts, "puts_per_second")
+    family("channel_items_per_second", "Items through a channel.", rates)
+    family("weights_version", "Version of a link.", of(links, "version"))
+    family("weights_update_seconds", "How long the last update took.", of(links, "seconds"))
+    family("engine_version", "Version of the weights that an engine has.", of(engines, "version"))
+    family("engine_versions_behind", "Versions that an engine is behind its link.", of(engines, "behind"))
+    family("engine_requests_total", "Requests that an engine answered.", of(engines, "served"))
+    family("engine_requests_failed_total", "Requests that an engine did not answer.", of(engines, "failed"))
+    family("engine_busy", "Requests under way.", of(engines, "busy"))
+    family("engine_latency_seconds", "Mean of the last requests.", of(engines, "latency"))
+    family("step_seconds", "How long the last step took.", [({}, step) for _, step in view.steps[-1:]])
+    family("metric", "The last value of each metric of the job.", curves)
     return out
 
 

@@ -6,11 +6,11 @@ a node whose clock differs is noticed because its workers seem to begin before t
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from statistics import median
 from typing import NamedTuple
 
@@ -26,7 +26,7 @@ from roost.watch.limits import (
     WINDOW_SECONDS,
 )
 from roost.watch.reading import WORDS, Line, Process, finite
-from roost.watch.traffic import KINDS, Traffic
+from roost.watch.traffic import KINDS, Traffic, rank_of
 from roost.watch.views import Curve, Event, NodeView, RunView, Span, State, StepView, WorkerView
 
 _MOST_SPANS = 4000
@@ -156,7 +156,8 @@ class RunModel:
         """By reason and process: how many events are missing."""
         self._hidden = 0
         """Values of metrics for which there is no room here."""
-        self._latest = 0.0
+        self.latest = 0.0
+        """The time of the newest line; 0 if there is none."""
         self._longest: dict[tuple[str, str], float] = {}
         """By component and method, or by whom was waited for: the longest that ended."""
         self._launched: dict[str, float] = {}
@@ -193,7 +194,7 @@ class RunModel:
         table[who] = table.get(who, 0) + count
 
     def _take_driver(self, line: Line) -> None:
-        self._latest = max(self._latest, line.when)
+        who = str(line.name)
         if line.kind == "process":
             if self._driver is not None and self._driver != line.process:
                 # The folder is used by a new run.
@@ -201,39 +202,53 @@ class RunModel:
             self._driver = line.process
         elif line.kind == "stopped":
             self._has_stopped = True
-        elif line.kind == "dropped":
-            self._drop(str(line.values.get("why", "")), DRIVER, int(line.name))
-        elif line.kind in ("metric", "metrics"):
-            self._take_metric(DRIVER, line, line.when)
-        elif line.kind in WORDS:
-            who, text = str(line.name), str(line.values.get("text", ""))
-            self._events.append(Event(when=line.when, what=line.kind, who=who, text=text))
-            if line.kind == "launched":
-                self._launched[who] = line.when
-                self._closed.pop(who, None)
-                for table in (self._dead, self._restarts):
-                    for address in [address for address in table if _component(address) == who]:
-                        # Of an earlier group of that name.
-                        del table[address]
-            elif line.kind == "closed":
-                self._closed[who] = line.when
-            elif line.kind == "restarted":
-                self._restarts[who] = self._restarts.get(who, 0) + 1
-                self._dead.pop(who, None)
-            elif line.kind in ("died", "lost"):
-                self._dead[who] = line.when
-        elif line.kind in KINDS:
-            self._traffic.take(line, line.when)
-        elif line.kind == "wait":
-            self._take_wait(self._driver_lane, line, line.when)
+        elif line.kind == "launched":
+            self._launched[who] = line.when
+            self._closed.pop(who, None)
+            for table in (self._dead, self._restarts):
+                for address in [address for address in table if _component(address) == who]:
+                    # Of an earlier group of that name.
+                    del table[address]
+        elif line.kind == "closed":
+            self._closed[who] = line.when
+        elif line.kind == "restarted":
+            self._restarts[who] = self._restarts.get(who, 0) + 1
+            self._dead.pop(who, None)
+        elif line.kind in ("died", "lost"):
+            self._dead[who] = line.when
+        self._take_common(self._driver_lane, line, line.when)
+
+    def _take_common(self, lane: _Lane, line: Line, when: float) -> None:
+        """Take what a worker and the driver write alike; a worker writes `WORDS` of groups that it launched itself."""
+        self.latest = max(self.latest, when)
+        name, values, address = str(line.name), line.values, line.process.who
+        if line.kind == "wait":
+            self._take_span(lane, line, when)
         elif line.kind == "waiting":
-            self._driver_lane.waiting.append(_UnderWay(str(line.name), line.when))
+            lane.waiting.append(_UnderWay(name, when, "aside" in values))
+        elif line.kind in KINDS:
+            self._traffic.take(line, when)
+        elif line.kind in ("metric", "metrics"):
+            self._take_metric(lane, line, when)
+        elif line.kind == "dropped":
+            self._drop(str(values.get("why", "")), address, int(line.name))
+        elif line.kind == "raised":
+            method = str(values.get("method", ""))
+            self._raised.add((address, method))
+            self._events.append(
+                Event(when=when, what="failed", who=name, text=f"in {method}: {values.get('text', '')}")
+            )
+        elif line.kind in WORDS:
+            self._events.append(Event(when=when, what=line.kind, who=name, text=str(values.get("text", ""))))
 
     def _take_node(self, line: Line) -> None:
         if line.kind == "node" and line.process.node is not None:
-            self._latest = max(self._latest, self._when(line))
+            self.latest = max(self.latest, self._when(line))
             data = line.values
-            devices = [(_or_none(load), _whole(used), _whole(of)) for load, used, of in data.get("devices", ())]
+            devices = [
+                (None if load is None else finite(load), _whole(used), _whole(of))
+                for load, used, of in data.get("devices", ())
+            ]
             loads = [load for load, _, _ in devices if load is not None]
             points = self._loads.setdefault(line.process.node, deque(maxlen=_MOST_LOADS))
             cpu = finite(line.name)
@@ -254,9 +269,7 @@ class RunModel:
         worker = self._workers.get(address)
         if line.kind == "process":
             self._note_clock(line.process)
-            if worker is None:
-                worker = self._add(line.process)
-            elif worker.process != line.process:
+            if worker is not None and worker.process != line.process:
                 # The calls of the process before ended with its last line: it died in them.
                 for span in self.under_way(address, worker.heard):
                     worker.spans.append(span)
@@ -264,94 +277,54 @@ class RunModel:
                         worker.busy.add(span)
                 worker.process, worker.running, worker.waiting, worker.stopped = line.process, [], [], False
         if worker is None:
-            worker = self._add(line.process)
+            most = None if self._keeps_all else _MOST_SPANS
+            worker = self._workers[address] = _Worker(process=line.process, spans=deque(maxlen=most))
         when = self._when(line)
         worker.heard = max(worker.heard, when)
         if line.kind in ("process", "began", "waiting"):
             worker.progress = max(worker.progress, when)
-        self._latest = max(self._latest, when)
+        self._take_common(worker, line, when)
         if line.kind == "call":
-            self._take_call(worker, line, when)
+            span = worker.last = self._take_span(worker, line, when)
+            worker.calls += span.calls
+            worker.failed += span.failed
+            # Where the exception has a line of its own, that says more.
+            if span.failed and (address, span.name) not in self._raised:
+                self._events.append(Event(when=span.end, what="failed", who=address, text=f"in {span.name}"))
         elif line.kind == "began":
             worker.running.append(_UnderWay(str(line.name), when))
-        elif line.kind == "waiting":
-            worker.waiting.append(_UnderWay(str(line.name), when, "aside" in line.values))
-        elif line.kind == "wait":
-            self._take_wait(worker, line, when)
-        elif line.kind in KINDS:
-            self._traffic.take(line, when)
-        elif line.kind in ("metric", "metrics"):
-            self._take_metric(address, line, when)
         elif line.kind == "usage":
             worker.cpu, worker.memory = finite(line.name), _whole(line.values.get("memory"))
-        elif line.kind == "dropped":
-            self._drop(str(line.values.get("why", "")), address, int(line.name))
         elif line.kind == "stopped":
             worker.stopped = True
-        elif line.kind in WORDS:
-            # Its own exceptions, and what became of groups that it launched itself.
-            what, text = line.kind, str(line.values.get("text", ""))
-            if line.kind == "raised":
-                method = str(line.values.get("method", ""))
-                what, text = "failed", f"in {method}: {text}"
-                self._raised.add((address, method))
-            self._events.append(Event(when=when, what=what, who=str(line.name), text=text))
 
-    def _add(self, process: Process) -> _Worker:
-        most = None if self._keeps_all else _MOST_SPANS
-        made = self._workers[process.who] = _Worker(process=process, spans=deque(maxlen=most))
-        return made
-
-    def _take_call(self, worker: _Worker, line: Line, when: float) -> None:
-        seconds, count = finite(line.values["d"]), int(line.values.get("n", 1))
-        name, end = str(line.name), when + seconds
-        failed = int(line.values.get("failed", 0))
-        span = Span(
-            name=name,
-            start=when,
-            end=end,
-            calls=count,
-            busy=finite(line.values.get("busy", seconds)),
-            failed=failed,
-        )
-        worker.spans.append(span)
-        worker.busy.add(span)
-        worker.calls += count
-        worker.failed += failed
-        worker.last = span
-        worker.heard = max(worker.heard, end)
-        worker.progress = max(worker.progress, end)
-        key = (_component(line.process.who), name)
-        self._longest[key] = max(self._longest.get(key, 0.0), span.busy / max(count, 1))
-        self._latest = max(self._latest, end)
-        worker.running = _without(worker.running, span)
-        # Where the exception has a line of its own, that says more.
-        if failed and (line.process.who, name) not in self._raised:
-            self._events.append(Event(when=end, what="failed", who=line.process.who, text=f"in {name}"))
-
-    def _take_wait(self, lane: _Lane, line: Line, when: float) -> None:
-        seconds, count = finite(line.values["d"]), int(line.values.get("n", 1))
-        busy = finite(line.values.get("busy", seconds))
+    def _take_span(self, lane: _Lane, line: Line, when: float) -> Span:
+        """Take a call or a wait that has ended."""
+        seconds, is_wait = finite(line.values["d"]), line.kind == "wait"
         span = Span(
             name=str(line.name),
             start=when,
             end=when + seconds,
-            calls=count,
-            busy=busy,
-            is_wait=True,
-            is_aside="aside" in line.values,
+            calls=int(line.values.get("n", 1)),
+            busy=finite(line.values.get("busy", seconds)),
+            failed=int(line.values.get("failed", 0)),
+            is_wait=is_wait,
+            is_aside=is_wait and "aside" in line.values,
         )
         lane.spans.append(span)
         if not span.is_aside:
             lane.busy.add(span)
-        lane.heard = max(lane.heard, span.end)
-        lane.progress = max(lane.progress, span.end)
-        key = ("", span.name)
-        self._longest[key] = max(self._longest.get(key, 0.0), span.busy / max(count, 1))
-        self._latest = max(self._latest, span.end)
-        lane.waiting = _without(lane.waiting, span)
+        lane.heard, lane.progress = max(lane.heard, span.end), max(lane.progress, span.end)
+        self.latest = max(self.latest, span.end)
+        key = ("" if is_wait else _component(line.process.who), span.name)
+        self._longest[key] = max(self._longest.get(key, 0.0), span.busy / max(span.calls, 1))
+        if span.calls <= 1:
+            # What was announced ends with a line of its own that has the same start.
+            items = lane.waiting if is_wait else lane.running
+            items[:] = [item for item in items if item.name != span.name or abs(item.since - span.start) > 1e-4]
+        return span
 
-    def _take_metric(self, address: str, line: Line, when: float) -> None:
+    def _take_metric(self, lane: _Lane, line: Line, when: float) -> None:
         values, name = line.values, str(line.name)[:100]
         if line.kind == "metric":
             found = [(values.get("step"), values["value"], when)]
@@ -359,14 +332,12 @@ class RunModel:
             count = len(values["value"])
             times = [when + finite(after) for after in values["after"]]
             found = [*zip(values.get("step", [None] * count), values["value"], times, strict=True)]
-        key = (address, name)
+        key = (line.process.who, name)
         if key not in self._curves and len(self._curves) >= _MOST_CURVES:
             self._hidden += len(found)
             return
         points = self._curves.setdefault(key, _Points())
-        lane = self._lane(address) if address == DRIVER or address in self._workers else None
-        if lane is not None:
-            lane.progress = max(lane.progress, found[-1][2] if found else when)
+        lane.progress = max(lane.progress, found[-1][2] if found else when)
         for step, value, at in found:
             step = None if step is None else float(step)
             if step is not None and math.isfinite(step) and not line.is_sample:
@@ -427,17 +398,12 @@ class RunModel:
     def addresses(self) -> list[str]:
         """The workers, by component in the order of their first appearance, and by rank."""
         order = {name: place for place, name in enumerate(dict.fromkeys(map(_component, self._workers)))}
-        return sorted(self._workers, key=lambda address: (order[_component(address)], _rank(address)))
+        return sorted(self._workers, key=lambda address: (order[_component(address)], rank_of(address)))
 
     @property
     def processes(self) -> Mapping[str, Process]:
         """The process of each worker, the last if it was restarted."""
         return {address: self._workers[address].process for address in self.addresses}
-
-    @property
-    def latest(self) -> float:
-        """The time of the newest line; 0 if there is none."""
-        return self._latest
 
     @property
     def events(self) -> tuple[Event, ...]:
@@ -449,9 +415,17 @@ class RunModel:
 
         `has_ended` says that the driver is gone, though it did not get to write so.
         """
-        latest, steps = self._latest, _step_seconds(self._steps)
+        steps = tuple(
+            (step, when - before)
+            for (_, before), (step, when) in pairwise(sorted(self._steps.items()))
+            if when > before
+        )
         self._is_over = self._has_stopped or has_ended
-        at = latest if now is None or self._is_over else now
+        at = self.latest if now is None or self._is_over else now
+        step = None
+        if steps and not self._is_over:
+            usual = median([took for _, took in steps[-20:]])
+            step = StepView(number=steps[-1][0], since=self._steps[steps[-1][0]], usual=usual)
         skewed = [
             f"the clock of {host} differs by about {skew:+.1f} s; its times are corrected"
             for host, skew in self._skews.items()
@@ -462,7 +436,7 @@ class RunModel:
             lost.append(f"{self._hidden} values of metrics are not shown: there is room for {_MOST_CURVES} curves")
         return RunView(
             now=at,
-            began=self._driver.wall if self._driver is not None else latest,
+            began=self._driver.wall if self._driver is not None else self.latest,
             is_over=self._is_over,
             workers=tuple(workers),
             nodes=tuple(self._nodes[rank] for rank in sorted(self._nodes)),
@@ -471,7 +445,7 @@ class RunModel:
                 Curve(worker=worker, name=name, points=points.all()) for (worker, name), points in self._curves.items()
             ),
             steps=steps,
-            step=self._step(steps),
+            step=step,
             channels=self._traffic.channels(at),
             links=self._traffic.links(),
             engines=self._traffic.engines(at),
@@ -487,7 +461,7 @@ class RunModel:
         return WorkerView(
             address=address,
             component=_component(address),
-            rank=_rank(address),
+            rank=rank_of(address),
             node=process.node,
             devices=process.devices,
             host=process.host,
@@ -536,12 +510,6 @@ class RunModel:
             lines.append(f"{worker.address} {what} without progress for {now - worker.since:.0f} s{usual}")
         more = [f"{len(stuck) - 2} more workers are stuck"] if len(stuck) > 2 else []
         return [*lines, *more]
-
-    def _step(self, steps: Sequence[tuple[float, float]]) -> StepView | None:
-        if not steps or self._is_over:
-            return None
-        number = steps[-1][0]
-        return StepView(number=number, since=self._steps[number], usual=median([took for _, took in steps[-20:]]))
 
     def _state(self, address: str, worker: _Worker, now: float) -> tuple[State, str, float, str]:
         """Return the state of a worker, its method, since when, and for whom it waits."""
@@ -596,30 +564,9 @@ def _lost_words(why: str, by_process: Mapping[str, int]) -> str:
     return f"{count} values of metrics were left out: {reason}"
 
 
-def _without(items: list[_UnderWay], ended: Span) -> list[_UnderWay]:
-    """Return what is still under way: what was announced ends with a line of its own that has the same start."""
-    if ended.calls > 1:
-        return items
-    return [item for item in items if item.name != ended.name or abs(item.since - ended.start) > 1e-4]
-
-
-def _step_seconds(firsts: Mapping[float, float]) -> tuple[tuple[float, float], ...]:
-    ordered = sorted(firsts.items())
-    return tuple((step, when - before) for (_, before), (step, when) in itertools.pairwise(ordered) if when > before)
-
-
-def _or_none(value: object) -> float | None:
-    return None if value is None else finite(value)
-
-
 def _whole(value: object) -> int | None:
     return None if value is None else int(finite(value))
 
 
 def _component(address: str) -> str:
     return address.rpartition(":")[0]
-
-
-def _rank(address: str) -> int:
-    rank = address.rpartition(":")[2]
-    return int(rank) if rank.isdigit() and len(rank) < 10 else 0

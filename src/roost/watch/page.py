@@ -21,8 +21,7 @@ from roost.machine.strangers import Listener
 from roost.runtime.process.output import read_tail
 from roost.runtime.runs.folder import log_file
 from roost.text import printable_lines
-from roost.watch.charts import chart_facts
-from roost.watch.facts import lane_facts, page_facts
+from roost.watch.facts import chart_facts, lane_facts, page_facts
 from roost.watch.limits import BEAT_SECONDS, CHART_SECONDS, LONGEST_LANE_SECONDS, PAGE_SECONDS, SHORTEST_LANE_SECONDS
 from roost.watch.live import WatchedRun
 from roost.watch.measures import prometheus_text
@@ -62,7 +61,7 @@ _HEADERS = (
 class Guard:
     """Lets through GET requests for this very server, from its own page or from no page, with the secret."""
 
-    def __init__(self, app: ASGIApp, token: str, port: int, heard: Callable[[Any], object] = bool) -> None:
+    def __init__(self, app: ASGIApp, token: str, port: int, heard: Callable[[Any], object]) -> None:
         self._app = app
         self._token = token.encode()
         self._heard = heard
@@ -105,117 +104,6 @@ class Guard:
         return 0 if first and hmac.compare_digest(first[0], self._token) else 403
 
 
-class _Hub:
-    """One reader of the run folder for all pages that are open, in a thread, and only while one asks."""
-
-    def __init__(self, run: WatchedRun, is_over: Callable[[], bool]) -> None:
-        self.run = run
-        self.is_over = is_over
-        self.asking = asyncio.Lock()
-        """Held while a worker is asked for its stacks, one at a time."""
-        self._lock = asyncio.Lock()
-        self._view: RunView | None = None
-        self._next = -math.inf
-
-    async def view(self) -> RunView:
-        async with self._lock:
-            began = time.monotonic()
-            if self._view is None:
-                self._view = await asyncio.to_thread(self.run.refresh)
-            elif began >= self._next:
-                self._view = await asyncio.to_thread(self.run.refresh)
-                took = time.monotonic() - began
-                # A large run is read less often, so that the watcher takes a quarter of a core at most.
-                self._next = began + max(PAGE_SECONDS, 4 * took)
-            return self._view
-
-
-def make_app(
-    run: WatchedRun, token: str, port: int, is_over: Callable[[], bool], heard: Callable[[Any], object] = bool
-) -> ASGIApp:
-    """Make the application that serves a run to those who know the token, until it is over.
-
-    `heard` gets the address of each client that has shown that it knows the token.
-    """
-    hub = _Hub(run, is_over)
-    static = files("roost.watch") / "static"
-
-    def file(name: str) -> Route:
-        path = f"/{token}/" if name == "index.html" else f"/{token}/{name}"
-        content = static.joinpath(*name.split("/")).read_bytes()
-        return Route(path, lambda _: Response(content, media_type=_KINDS[name[name.rindex(".") :]]))
-
-    async def events(request: Request) -> Response:
-        wanted = _number(request, "node", -1.0)
-        return StreamingResponse(_stream(hub, int(wanted)), media_type="text/event-stream")
-
-    async def lanes(request: Request) -> Response:
-        view = await hub.view()
-        seconds = min(LONGEST_LANE_SECONDS, max(SHORTEST_LANE_SECONDS, _number(request, "seconds", 60.0)))
-        end = min(view.now, _number(request, "end", view.now))
-        # Of a young run there is nothing before its beginning.
-        start = min(end - SHORTEST_LANE_SECONDS, max(end - seconds, view.began))
-        names = request.query_params.getlist("worker")
-        found = await asyncio.to_thread(lane_facts, run.model, view, start, end, names)
-        return JSONResponse({"start": start, "end": end, "lanes": found})
-
-    async def log(request: Request) -> Response:
-        view = await hub.view()
-        address = request.query_params.get("worker", "")
-        is_known = address in {worker.address for worker in view.workers} and _is_plain(address)
-        if run.folder is None or not is_known:
-            return Response(status_code=404)
-        tail = await asyncio.to_thread(read_tail, log_file(run.folder / "logs", address), _LOG_LINES)
-        return Response(tail, media_type="text/plain")
-
-    async def stack(request: Request) -> Response:
-        address = request.query_params.get("worker", "")
-        if run.folder is None or not _is_plain(address):
-            return Response(status_code=404)
-        async with hub.asking:
-            try:
-                text = await asyncio.to_thread(stack_of, run.folder, await hub.view(), address)
-            except RoostError as error:
-                return Response(printable_lines(str(error)), status_code=409, media_type="text/plain")
-        return Response(text, media_type="text/plain")
-
-    async def metrics(_: Request) -> Response:
-        view = await hub.view()
-        return Response(prometheus_text(view), media_type="text/plain; version=0.0.4")
-
-    routes = [
-        *map(file, _FILES),
-        Route(f"/{token}/events", events),
-        Route(f"/{token}/lanes", lanes),
-        Route(f"/{token}/log", log),
-        Route(f"/{token}/stack", stack),
-        Route(f"/{token}/metrics", metrics),
-    ]
-    return Guard(Starlette(routes=routes), token, port, heard)
-
-
-async def _stream(hub: _Hub, node: int) -> AsyncIterator[str]:
-    """Send the run whenever it changed. A slow reader gets fewer, not later, states: nothing queues up."""
-    last, sent_at, charts_at, charts = "", -math.inf, -math.inf, ""
-    while not hub.is_over():
-        view = await hub.view()
-        facts = page_facts(view, title=hub.run.title, status=hub.run.status, node=node)
-        # The clock alone is no change.
-        now = facts.pop("now")
-        text = json.dumps(facts, separators=(",", ":"))
-        at = time.monotonic()
-        if text != last or at - sent_at > BEAT_SECONDS:
-            last, sent_at = text, at
-            yield f'event: run\ndata: {{"now":{json.dumps(now)},{text[1:]}\n\n'
-        if at - charts_at >= CHART_SECONDS:
-            charts_at = at
-            found = json.dumps(chart_facts(view, hub.run.bound), separators=(",", ":"))
-            if found != charts:
-                charts = found
-                yield f"event: charts\ndata: {found}\n\n"
-        await asyncio.sleep(PAGE_SECONDS)
-
-
 def _number(request: Request, name: str, default: float) -> float:
     try:
         value = float(request.query_params.get(name, ""))
@@ -229,7 +117,10 @@ def _is_plain(address: str) -> bool:
 
 
 class PageServer:
-    """Listens on loopback; `url` is where the page is, secret included."""
+    """Serves a run on loopback; `url` is where the page is, secret included.
+
+    All pages that are open share one reader of the run folder, which reads in a thread, and only while one asks.
+    """
 
     def __init__(self, run: WatchedRun, port: int = 0) -> None:
         try:
@@ -238,8 +129,22 @@ class PageServer:
             raise ClusterError(f"port {port} cannot be used: {error.strerror}", hint="choose another --port") from None
         self.port: int = self._socket.getsockname()[1]
         self.token: str = secrets.token_urlsafe(24)
+        self._run = run
+        self._view: RunView | None = None
+        self._next_view = -math.inf
+        self._viewing = asyncio.Lock()
+        self._asking = asyncio.Lock()
+        """Held while a worker is asked for its stacks, one at a time."""
+        routes = []
+        for name in _FILES:
+            content = (files("roost.watch") / "static").joinpath(*name.split("/")).read_bytes()
+            kind = _KINDS[name[name.rindex(".") :]]
+            path = f"/{self.token}/" if name == "index.html" else f"/{self.token}/{name}"
+            routes.append(Route(path, lambda _, content=content, kind=kind: Response(content, media_type=kind)))
+        for endpoint in (self.events, self.lanes, self.log, self.stack, self.metrics):
+            routes.append(Route(f"/{self.token}/{endpoint.__name__}", endpoint))
         config = uvicorn.Config(
-            make_app(run, self.token, self.port, lambda: self._server.should_exit, self._socket.heard),
+            Guard(Starlette(routes=routes), self.token, self.port, self._socket.heard),
             # What uvicorn would take in its place accepts connections without asking the socket.
             loop="asyncio",
             backlog=_BACKLOG,
@@ -263,3 +168,78 @@ class PageServer:
     def stop(self) -> None:
         """End the server; from any thread."""
         self._server.should_exit = True
+
+    async def view(self) -> RunView:
+        """Return the run as it is now, or was a moment ago."""
+        async with self._viewing:
+            began = time.monotonic()
+            if self._view is None:
+                self._view = await asyncio.to_thread(self._run.refresh)
+            elif began >= self._next_view:
+                self._view = await asyncio.to_thread(self._run.refresh)
+                took = time.monotonic() - began
+                # A large run is read less often, so that the watcher takes a quarter of a core at most.
+                self._next_view = began + max(PAGE_SECONDS, 4 * took)
+            return self._view
+
+    async def events(self, request: Request) -> Response:
+        """Send the run whenever it changed."""
+        states = self._states(int(_number(request, "node", -1.0)))
+        return StreamingResponse(states, media_type="text/event-stream")
+
+    async def _states(self, node: int) -> AsyncIterator[str]:
+        """Yield the states of a run. A slow reader gets fewer, not later, ones: nothing queues up."""
+        last, sent_at, charts_at, charts = "", -math.inf, -math.inf, ""
+        while not self._server.should_exit:
+            view = await self.view()
+            facts = page_facts(view, title=self._run.title, status=self._run.status, node=node)
+            # The clock alone is no change.
+            now = facts.pop("now")
+            text = json.dumps(facts, separators=(",", ":"))
+            at = time.monotonic()
+            if text != last or at - sent_at > BEAT_SECONDS:
+                last, sent_at = text, at
+                yield f'event: run\ndata: {{"now":{json.dumps(now)},{text[1:]}\n\n'
+            if at - charts_at >= CHART_SECONDS:
+                charts_at = at
+                found = json.dumps(chart_facts(view, self._run.bound), separators=(",", ":"))
+                if found != charts:
+                    charts = found
+                    yield f"event: charts\ndata: {found}\n\n"
+            await asyncio.sleep(PAGE_SECONDS)
+
+    async def lanes(self, request: Request) -> Response:
+        """Answer with the calls and waits of some workers."""
+        view = await self.view()
+        seconds = min(LONGEST_LANE_SECONDS, max(SHORTEST_LANE_SECONDS, _number(request, "seconds", 60.0)))
+        end = min(view.now, _number(request, "end", view.now))
+        # Of a young run there is nothing before its beginning.
+        start = min(end - SHORTEST_LANE_SECONDS, max(end - seconds, view.began))
+        names = request.query_params.getlist("worker")
+        found = await asyncio.to_thread(lane_facts, self._run.model, view, start, end, names)
+        return JSONResponse({"start": start, "end": end, "lanes": found})
+
+    async def log(self, request: Request) -> Response:
+        """Answer with the end of a worker's log."""
+        view, address, folder = await self.view(), request.query_params.get("worker", ""), self._run.folder
+        is_known = address in {worker.address for worker in view.workers} and _is_plain(address)
+        if folder is None or not is_known:
+            return Response(status_code=404)
+        tail = await asyncio.to_thread(read_tail, log_file(folder / "logs", address), _LOG_LINES)
+        return Response(tail, media_type="text/plain")
+
+    async def stack(self, request: Request) -> Response:
+        """Answer with the stacks of a worker."""
+        address, folder = request.query_params.get("worker", ""), self._run.folder
+        if folder is None or not _is_plain(address):
+            return Response(status_code=404)
+        async with self._asking:
+            try:
+                text = await asyncio.to_thread(stack_of, folder, await self.view(), address)
+            except RoostError as error:
+                return Response(printable_lines(str(error)), status_code=409, media_type="text/plain")
+        return Response(text, media_type="text/plain")
+
+    async def metrics(self, _: Request) -> Response:
+        """Answer with the figures for Prometheus."""
+        return Response(prometheus_text(await self.view()), media_type="text/plain; version=0.0.4")

@@ -100,7 +100,16 @@ class _Parser:
             if kind == "process":
                 self._is_newer = data["v"] != EVENTS_VERSION
                 if not self._is_newer:
-                    self._process = _process(name, data)
+                    node = data.get("node")
+                    self._process = Process(
+                        who=_text(name),
+                        run=_text(data["run"]),
+                        pid=int(data["pid"]),
+                        host=_text(data["host"]),
+                        wall=finite(data["wall"]),
+                        node=None if node is None else int(node),
+                        devices=tuple(int(item) for item in data.get("devices", ())),
+                    )
             if self._is_newer:
                 trouble.newer += 1
                 return None
@@ -176,7 +185,8 @@ class _Tail:
         length = max(1024, (size - start) // _METRIC_PIECES)
         for place in [start * piece // _METRIC_PIECES for piece in range(_METRIC_PIECES)]:
             self._name_process(file, place, trouble)
-            for line in _whole_lines(file.read(length), is_first=place == 0):
+            # Neither the first line nor the last is whole, unless the piece begins where the file does.
+            for line in file.read(length).split(b"\n")[min(place, 1) : -1]:
                 yield from (made._replace(is_sample=True) for made in self._parsed(line, trouble))
         self._name_process(file, start, trouble)
         self._offset = start + file.read(_LONGEST_LINE).find(b"\n") + 1
@@ -188,24 +198,6 @@ class _Tail:
         last = before.rfind(b'\n{"process":') + 1
         if before.startswith(b'{"process":', last):
             self._parser.line(before[last:].partition(b"\n")[0], trouble)
-
-
-def _whole_lines(data: bytes, *, is_first: bool) -> list[bytes]:
-    lines = data.split(b"\n")
-    return lines[0 if is_first else 1 : -1]
-
-
-def _process(who: object, data: dict[str, Any]) -> Process:
-    node = data.get("node")
-    return Process(
-        who=_text(who),
-        run=_text(data["run"]),
-        pid=int(data["pid"]),
-        host=_text(data["host"]),
-        wall=finite(data["wall"]),
-        node=None if node is None else int(node),
-        devices=tuple(int(item) for item in data.get("devices", ())),
-    )
 
 
 def _text(value: object) -> str:
@@ -238,7 +230,14 @@ class EventReader:
 
     def read(self) -> Iterator[Line]:
         """Yield the lines added since the last call, file by file: the driver's first."""
-        paths = self._paths() if self.exists else []
+        paths: list[Path] = []
+        # Links are not followed: a run folder may have been made by anyone.
+        for folder, folders, names in os.walk(self._folder, followlinks=False) if self.exists else ():
+            folders.sort()
+            paths += [Path(folder, name) for name in names if name.endswith(".jsonl")]
+        # Before its metrics come the events of a process, which say that it began.
+        first = (DRIVER_FILE, metrics_file(Path(DRIVER_FILE)).name)
+        paths.sort(key=lambda path: (len(path.parts), path.name not in first, path))
         for path in paths:
             self._tails.setdefault(path, _Tail(path))
         metrics = [path for path in paths if path.name.endswith(METRICS_SUFFIX)]
@@ -252,13 +251,3 @@ class EventReader:
                 continue
             except OSError as error:
                 self.trouble.unreadable[str(path.relative_to(self._folder))] = error.strerror or str(error)
-
-    def _paths(self) -> list[Path]:
-        found: list[Path] = []
-        # Links are not followed: a run folder may have been made by anyone.
-        for folder, folders, names in os.walk(self._folder, followlinks=False):
-            folders.sort()
-            found += [Path(folder, name) for name in names if name.endswith(".jsonl")]
-        # Before its metrics come the events of a process, which say that it began.
-        first = (DRIVER_FILE, metrics_file(Path(DRIVER_FILE)).name)
-        return sorted(found, key=lambda path: (len(path.parts), path.name not in first, path))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
 from roost.text import at_most, plural, printable
-from roost.watch.charts import joined
+from roost.watch.facts import joined
 from roost.watch.views import Curve, Event, RunView, State, WorkerView
 
 _STYLES = {
@@ -56,13 +56,15 @@ def draw_screen(view: RunView, *, title: str, status: str, width: int = 80, heig
     events = [_event(event) for event in view.events[: max(0, left - len(metrics))]]
     notices = [Text(f"! {notice}", style="yellow") for notice in view.notices[:_MOST_NOTICES]]
     lines = [*head, *rows, *workers, *queues, *metrics, *events, *notices][:height]
-    return Text("\n").join(_fit(line, width) for line in lines)
+    for line in lines:
+        line.rstrip()
+        line.truncate(width, overflow="ellipsis" if cell_len(line.plain) > width else "fold")
+    return Text("\n").join(lines)
 
 
 def _head(view: RunView, title: str, status: str) -> list[Text]:
-    counts = {state: sum(worker.state is state for worker in view.workers) for state in State}
     parts: list[str | tuple[str, str]] = [plural(len(view.workers), "worker")]
-    for state, count in counts.items():
+    for state, count in view.counts.items():
         if count:
             parts += ["  ", (f"{_MARKS[state]} {count} {state}", _STYLES[state])]
     first = Text.assemble((printable(title), "bold"), f"  {printable(status)}  {_span(view.now - view.began)}")
@@ -86,7 +88,10 @@ def _map(view: RunView, width: int) -> list[Text]:
             loads = [load for load, _, _ in sample.devices if load is not None]
             if loads:
                 line.append(f"gpu {sum(loads) / len(loads):4.0%} ", style="dim")
-        for component, workers in _by_component(by_node.get(node, ())).items():
+        by_component: dict[str, list[WorkerView]] = {}
+        for worker in by_node.get(node, ()):
+            by_component.setdefault(worker.component, []).append(worker)
+        for component, workers in by_component.items():
             line.append(f" {_cell(component, 12).rstrip()} ")
             shown = workers[: max(1, width // 2)]
             for worker in shown:
@@ -95,13 +100,6 @@ def _map(view: RunView, width: int) -> list[Text]:
                 line.append(f" +{len(workers) - len(shown)}", style="dim")
         lines.append(line)
     return lines
-
-
-def _by_component(workers: Iterable[WorkerView]) -> dict[str, list[WorkerView]]:
-    found: dict[str, list[WorkerView]] = {}
-    for worker in workers:
-        found.setdefault(worker.component, []).append(worker)
-    return found
 
 
 def _workers(view: RunView, rows: int, width: int) -> list[Text]:
@@ -172,16 +170,12 @@ def _metrics(curves: Sequence[Curve], rows: int, width: int) -> list[Text]:
     for name, some in by_name.items():
         values = [value for _, value in joined(some)]
         if values:
-            drawn = _bars(values[-max(8, width - 45) :])
+            shown = values[-max(8, width - 45) :]
+            low, high = min(shown), max(shown)
+            span = high - low or 1.0
+            drawn = "".join(_BARS[round((value - low) / span * (len(_BARS) - 1))] for value in shown)
             lines.append(Text.assemble((_cell(name, 18), "bold"), f" {values[-1]:>11.5g} ", (drawn, "cyan")))
     return _cut_lines(lines, rows, "more metrics")
-
-
-def _bars(values: Sequence[float]) -> str:
-    low, high = min(values), max(values)
-    if high <= low:
-        return _BARS[0] * len(values)
-    return "".join(_BARS[round((value - low) / (high - low) * (len(_BARS) - 1))] for value in values)
 
 
 def _event(event: Event) -> Text:
@@ -197,12 +191,6 @@ def _cut_lines(lines: list[Text], most: int, what: str) -> list[Text]:
         return []
     *_, more = at_most(["" for _ in lines], most - 1, f"and {len(lines) - most + 1} {what}")
     return [*lines[: most - 1], Text(more, style="dim")]
-
-
-def _fit(line: Text, width: int) -> Text:
-    line.rstrip()
-    line.truncate(width, overflow="ellipsis" if cell_len(line.plain) > width else "fold")
-    return line
 
 
 def _cell(text: str, width: int) -> str:

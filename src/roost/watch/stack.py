@@ -41,11 +41,10 @@ def _by_py_spy(worker: WorkerView) -> str:
         return ""
     command = [program, "dump", "--nonblocking", "--pid", str(worker.pid)]
     limit = PY_SPY_SECONDS
-    try:
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
         done = subprocess.run(command, capture_output=True, text=True, timeout=limit, check=True)  # noqa: S603 - a number
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return done.stdout
+        return done.stdout
+    return ""
 
 
 def _by_itself(folder: Path, worker: WorkerView, seconds: float) -> str:
@@ -58,7 +57,12 @@ def _by_itself(folder: Path, worker: WorkerView, seconds: float) -> str:
             # One process asks at a time, again if its answer was replaced before it was read. A request that stays was
             # left by a process that is gone.
             if not (is_asked and request.exists()):
-                is_asked = _ask(request, token, by_force=half.is_over)
+                if half.is_over:
+                    request.unlink(missing_ok=True)
+                is_asked = False
+                with contextlib.suppress(FileExistsError), open(request, "x", opener=open_regular) as file:
+                    file.write(token)
+                    is_asked = True
             with contextlib.suppress(OSError), open(answer, "rb", opener=open_regular) as file:
                 first, _, rest = file.read(_LIMIT).partition(b"\n")
                 if first == token.encode():
@@ -74,15 +78,3 @@ def _by_itself(folder: Path, worker: WorkerView, seconds: float) -> str:
         f"{worker.address} (pid {worker.pid} on {worker.host}) did not answer in {seconds:g} s",
         hint="it hangs in code that lets no other thread run; py-spy on its node can show where",
     )
-
-
-def _ask(request: Path, token: str, *, by_force: bool) -> bool:
-    """Write a request; False if there is one of another process that may keep its place."""
-    if by_force:
-        request.unlink(missing_ok=True)
-    try:
-        with open(request, "x", encoding="ascii", opener=open_regular) as file:
-            file.write(token)
-    except FileExistsError:
-        return False
-    return True

@@ -12,6 +12,8 @@ from roost.watch.reading import Line, finite
 from roost.watch.views import ChannelView, EngineView, LinkView
 
 KINDS = ("channel", "weights", "engine", "requests")
+_CHANNEL = ("depth", "puts", "gets", "getters", "putters", "most")
+_REQUESTS = ("served", "failed", "busy")
 _MOST_NAMES = 500
 _MOST_POINTS = 600
 _MOST_COUNT = 10**15
@@ -92,50 +94,37 @@ class Traffic:
         if name not in tables[line.kind] and len(tables[line.kind]) >= _MOST_NAMES:
             raise ValueError("too many names")
         if line.kind == "channel":
-            self._take_channel(name, line.process.who, values, when)
+            home, figures = line.process.who, {key: _whole(values.get(key)) for key in _CHANNEL}
+            channel = self._channels.setdefault(name, _Channel())
+            channel.values[home] = figures
+            channel.puts.setdefault(home, _Count()).take(when, figures["puts"])
+            channel.gets.setdefault(home, _Count()).take(when, figures["gets"])
+            channel.depths.append((when, channel.total("depth")))
         elif line.kind == "weights":
-            self._take_update(name, values, when)
+            before = self._links[name].updates if name in self._links else ()
+            seconds = finite(values["d"])
+            self._links[name] = LinkView(
+                name=name,
+                version=_whole(values["version"]),
+                updated=when,
+                seconds=seconds,
+                pause=finite(values.get("pause") or 0),
+                size=_whole(values.get("size")),
+                updates=(*before, (when, seconds))[-_MOST_POINTS:],
+            )
         elif line.kind == "engine":
             version = values.get("version")
-            self._engines[name] = (
-                str(values.get("url")),
-                None if version is None else _whole(version),
-                "asleep" in values,
-            )
+            known = None if version is None else _whole(version)
+            self._engines[name] = (str(values.get("url")), known, "asleep" in values)
         else:
-            self._take_requests(name, values, when)
-
-    def _take_channel(self, name: str, home: str, values: Mapping[str, Any], when: float) -> None:
-        figures = {key: _whole(values.get(key)) for key in ("depth", "puts", "gets", "getters", "putters", "most")}
-        channel = self._channels.setdefault(name, _Channel())
-        channel.values[home] = figures
-        channel.puts.setdefault(home, _Count()).take(when, figures["puts"])
-        channel.gets.setdefault(home, _Count()).take(when, figures["gets"])
-        channel.depths.append((when, channel.total("depth")))
-
-    def _take_update(self, name: str, values: Mapping[str, Any], when: float) -> None:
-        before = self._links[name].updates if name in self._links else ()
-        seconds = finite(values["d"])
-        self._links[name] = LinkView(
-            name=name,
-            version=_whole(values["version"]),
-            updated=when,
-            seconds=seconds,
-            pause=finite(values.get("pause") or 0),
-            size=_whole(values.get("size")),
-            updates=(*before, (when, seconds))[-_MOST_POINTS:],
-        )
-
-    def _take_requests(self, url: str, values: Mapping[str, Any], when: float) -> None:
-        figures = {key: _whole(values.get(key)) for key in ("served", "failed", "busy")}
-        seconds = finite(values["seconds"])
-        requests = self._requests.setdefault(url, _Requests())
-        requests.values = figures
-        requests.served.take(when, figures["served"])
-        requests.seconds.take(when, seconds)
-        requests.rates.append((when, requests.served.rate(when)))
-        if (latency := requests.latency(when)) is not None:
-            requests.latencies.append((when, latency))
+            figures, seconds = {key: _whole(values.get(key)) for key in _REQUESTS}, finite(values["seconds"])
+            requests = self._requests.setdefault(name, _Requests())
+            requests.values = figures
+            requests.served.take(when, figures["served"])
+            requests.seconds.take(when, seconds)
+            requests.rates.append((when, requests.served.rate(when)))
+            if (latency := requests.latency(when)) is not None:
+                requests.latencies.append((when, latency))
 
     def is_asleep(self, worker: str) -> bool:
         """Whether a worker is an engine that has given its memory back."""
@@ -163,31 +152,33 @@ class Traffic:
 
     def engines(self, now: float) -> tuple[EngineView, ...]:
         """Return the engines, by worker."""
-        return tuple(self._engine(worker, now) for worker in sorted(self._engines, key=_place))
+        views = []
+        ordered = sorted((worker.rpartition(":")[0], rank_of(worker), worker) for worker in self._engines)
+        for group, _, worker in ordered:
+            url, version, is_asleep = self._engines[worker]
+            newest = [link.version for link in self._links.values() if link.name.endswith(f" -> {group}")]
+            requests = self._requests.get(url, _Requests())
+            view = EngineView(
+                worker=worker,
+                version=version,
+                behind=max(0, max(newest) - version) if newest and version is not None else None,
+                is_asleep=is_asleep,
+                busy=requests.values.get("busy", 0),
+                served=requests.values.get("served", 0),
+                failed=requests.values.get("failed", 0),
+                per_second=requests.served.rate(now) if requests.values else None,
+                latency=requests.latency(now),
+                rates=tuple(requests.rates),
+                latencies=tuple(requests.latencies),
+            )
+            views.append(view)
+        return tuple(views)
 
-    def _engine(self, worker: str, now: float) -> EngineView:
-        url, version, is_asleep = self._engines[worker]
-        group = worker.rpartition(":")[0]
-        newest = [link.version for link in self._links.values() if link.name.endswith(f" -> {group}")]
-        requests = self._requests.get(url, _Requests())
-        return EngineView(
-            worker=worker,
-            version=version,
-            behind=max(0, max(newest) - version) if newest and version is not None else None,
-            is_asleep=is_asleep,
-            busy=requests.values.get("busy", 0),
-            served=requests.values.get("served", 0),
-            failed=requests.values.get("failed", 0),
-            per_second=requests.served.rate(now) if requests.values else None,
-            latency=requests.latency(now),
-            rates=tuple(requests.rates),
-            latencies=tuple(requests.latencies),
-        )
 
-
-def _place(worker: str) -> tuple[str, int, str]:
-    group, _, rank = worker.rpartition(":")
-    return group, int(rank) if rank.isdigit() and len(rank) < 10 else 0, worker
+def rank_of(address: str) -> int:
+    """Return the rank in the address of a worker; 0 if it has none."""
+    rank = address.rpartition(":")[2]
+    return int(rank) if rank.isdigit() and len(rank) < 10 else 0
 
 
 def _whole(value: Any) -> int:

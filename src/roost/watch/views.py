@@ -188,3 +188,8 @@ class RunView:
     """What is missing, and why; among the notices too."""
     notices: tuple[str, ...]
     """Remarks on the figures, such as a clock that differs."""
+
+    @property
+    def counts(self) -> dict[State, int]:
+        """How many workers are in each state."""
+        return {state: sum(worker.state is state for worker in self.workers) for state in State}

@@ -26,8 +26,7 @@ pytest.importorskip("starlette", reason="the page needs roost[watch]")
 from browsing import served
 from recordings import BEGAN, Recording
 from roost.runtime.events.format import header, line_of
-from roost.watch.charts import metric_facts
-from roost.watch.facts import lane_facts, page_facts
+from roost.watch.facts import lane_facts, metric_facts, page_facts
 from roost.watch.live import LiveRun
 from roost.watch.measures import families_of, prometheus_text
 from roost.watch.model import RunModel

@@ -24,12 +24,10 @@ from roost.runtime.events.format import header, line_of
 from roost.runtime.events.pending import Call, Pending
 from roost.runtime.events.stacks import answer_request, request_file
 from roost.runtime.runs.index import LOCK_FILE
-from roost.watch.charts import chart_facts
-from roost.watch.facts import page_facts
-from roost.watch.live import LiveRun, read_bound, read_whole
+from roost.watch.facts import chart_facts, page_facts
+from roost.watch.live import LiveRun, PlayedRun, read_bound, read_whole
 from roost.watch.measures import prometheus_text
 from roost.watch.model import RunModel
-from roost.watch.playback import PlayedRun
 from roost.watch.reading import EventReader
 from roost.watch.screen import draw_screen
 from roost.watch.stack import stack_of
@@ -646,7 +644,7 @@ def test_a_recording_is_played_at_its_speed_and_ends_as_the_run_did(recording, m
     recording.busy()
     recording.write("driver.jsonl", line_of("stopped", "", t=60.0))
     now = 100.0
-    monkeypatch.setattr("roost.watch.playback.time.monotonic", lambda: now)
+    monkeypatch.setattr("roost.watch.live.time.monotonic", lambda: now)
     run = PlayedRun([*EventReader(recording.folder, whole=True).read()])
     assert run.refresh().workers == ()
     now += 45
@@ -661,7 +659,7 @@ def test_a_recording_is_played_at_its_speed_and_ends_as_the_run_did(recording, m
 
 def test_the_recording_in_the_package_has_all_that_the_page_shows(monkeypatch):
     now = 100.0
-    monkeypatch.setattr("roost.watch.playback.time.monotonic", lambda: now)
+    monkeypatch.setattr("roost.watch.live.time.monotonic", lambda: now)
     run = PlayedRun.shipped()
     assert {worker.component for worker in run.refresh().workers} >= {"actor", "rollout"}
     now += 1000

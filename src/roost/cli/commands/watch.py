@@ -8,11 +8,10 @@ from typing import Annotated
 
 import typer
 
+from roost.cli.completion import Run
 from roost.cli.out import tell, write_text
-from roost.cli.runs import Run
 from roost.runtime.runs.index import find_run
-from roost.watch.live import LiveRun
-from roost.watch.playback import PlayedRun
+from roost.watch.live import LiveRun, PlayedRun
 
 
 def watch(
