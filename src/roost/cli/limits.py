@@ -10,5 +10,3 @@ DOWN_SECONDS = 30.0
 """`roost down` waits so long for the processes of the local cluster to end."""
 LOOK_SECONDS = 0.2
 """`roost logs --follow` looks for new lines, and `roost top` draws, so often."""
-PAGE_SECONDS = 5.0
-"""`roost demo` waits so long for the page of a run to stop."""

@@ -81,18 +81,16 @@ class Learner:
         advantages = _advantages(batch).ravel()
         for _ in range(_EPOCHS):
             own = _gradient(self.weights, observations, actions, logprobs, advantages)
-            step = self._adam(self._average(np.concatenate([own[name].ravel() for name in self.weights])))
+            gradient = self._average(np.concatenate([own[name].ravel() for name in self.weights]))
+            # Adam.
+            self._steps += 1
+            self._mean = 0.9 * self._mean + 0.1 * gradient
+            self._square = 0.99 * self._square + 0.01 * gradient**2
+            mean, square = self._mean / (1 - 0.9**self._steps), self._square / (1 - 0.99**self._steps)
+            step = _RATE * mean / (np.sqrt(square) + 1e-8)
             parts = np.split(step, np.cumsum([value.size for value in self.weights.values()])[:-1])
             named = zip(self.weights.items(), parts, strict=True)
             self.weights = {name: value + part.reshape(value.shape) for (name, value), part in named}
-
-    def _adam(self, gradient: Floats) -> Floats:
-        self._steps += 1
-        self._mean = 0.9 * self._mean + 0.1 * gradient
-        self._square = 0.99 * self._square + 0.01 * gradient**2
-        mean, square = self._mean / (1 - 0.9**self._steps), self._square / (1 - 0.99**self._steps)
-        step: Floats = _RATE * mean / (np.sqrt(square) + 1e-8)
-        return step
 
 
 def _forward(weights: Weights, observations: Floats) -> tuple[Floats, Floats, Floats]:
@@ -121,30 +119,29 @@ def _gradient(
 
 def _advantages(batch: Batch) -> Floats:
     """Return how much better each step went than expected (GAE), normalised; the expectation is fitted to the batch."""
+
+    def features_of(observations: Floats) -> Floats:
+        scaled = observations / _SCALE
+        return np.concatenate([scaled, scaled**2, np.ones((*scaled.shape[:-1], 1))], axis=-1)
+
+    def discounted(amounts: Floats, factors: Floats, running: Floats) -> Floats:
+        """Return for each step its amount and the discounted ones that follow; `running` follows the last."""
+        out = np.zeros_like(amounts)
+        for step in reversed(range(len(amounts))):
+            out[step] = running = amounts[step] + factors[step] * running
+        return out
+
     going_on = (~batch.ends).astype(np.float64)
-    features, last = _features(batch.observations), _features(batch.last)
+    features, last = features_of(batch.observations), features_of(batch.last)
     flat = features.reshape(-1, features.shape[-1])
     normal = flat.T @ flat + 1e-3 * np.eye(features.shape[-1])
     nothing = after = np.zeros(len(batch.last))
     # The first fit takes the value after the last step as 0; the second takes it from the first.
     for _ in range(2):
-        returns = _discounted(batch.rewards, _DISCOUNT * going_on, after)
+        returns = discounted(batch.rewards, _DISCOUNT * going_on, after)
         fitted = np.linalg.solve(normal, flat.T @ returns.ravel())
         values, after = features @ fitted, last @ fitted
     errors = batch.rewards + _DISCOUNT * going_on * np.concatenate([values[1:], [after]]) - values
-    out = _discounted(errors, _DISCOUNT * _TRACE * going_on, nothing)
+    out = discounted(errors, _DISCOUNT * _TRACE * going_on, nothing)
     normalised: Floats = (out - out.mean()) / (out.std() + 1e-8)
     return normalised
-
-
-def _discounted(amounts: Floats, factors: Floats, running: Floats) -> Floats:
-    """Return for each step its amount and the discounted ones that follow; `running` follows the last."""
-    out = np.zeros_like(amounts)
-    for step in reversed(range(len(amounts))):
-        out[step] = running = amounts[step] + factors[step] * running
-    return out
-
-
-def _features(observations: Floats) -> Floats:
-    scaled = observations / _SCALE
-    return np.concatenate([scaled, scaled**2, np.ones((*scaled.shape[:-1], 1))], axis=-1)

@@ -12,3 +12,5 @@ PEER_SECONDS = 60.0
 """Ranks that learn together wait so long for each other, and a rollout worker for its weights."""
 RETRY_SECONDS = 0.05
 """The pause before a question, or an update of the engines, is tried again."""
+PAGE_SECONDS = 5.0
+"""The page of a run has so long to stop."""

@@ -8,12 +8,12 @@ import signal
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from roost.demo.tasks import Goal, Mode
 
 if TYPE_CHECKING:
-    from roost import WorkerGroup
+    from roost import Cluster, WorkerGroup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +36,7 @@ class Run:
     """The record of one run, and what writes it."""
 
     mode: Mode
+    cluster: Cluster
     watcher: Any
     """Follows the run as it happens, as `show.Display` does."""
     has_to_kill: bool = False
@@ -52,8 +53,10 @@ class Run:
     """Further lines of the summary."""
     busy: dict[str, float] = field(default_factory=dict)
     """The busy shares of components whose work the events do not show, as that of engines that answer requests."""
-    clock: float = 0.0
+    _clock: float = 0.0
     """When it began, on the clock that does not jump."""
+    verb: ClassVar[str] = ""
+    """The phase in which it is made."""
 
     @property
     def before(self) -> float:
@@ -65,13 +68,36 @@ class Run:
         """The mean return of the last round."""
         return self.rounds[-1].mean_return
 
-    def begin(self) -> None:
-        """Note that the first round begins."""
-        self.began, self.clock = time.time(), time.monotonic()
+    def train(self, goal: Goal) -> None:
+        """Make what is learned from and learn, in turns; or make the next round while the ranks learn from the last."""
+        self.began, self._clock = time.time(), time.monotonic()
+        making: Any = None
+        while not self.is_over(goal):
+            seconds: dict[str, float] = {}
+            with self.phase(self.verb, seconds):
+                made = self.wait(self.make(len(self.rounds)) if making is None else making)
+            if self.mode is Mode.DISAGG:
+                making = self.make(len(self.rounds) + 1)
+            self.learn(made, seconds)
+        if making is not None:
+            self.wait(making)
+        self.ended = time.time()
+
+    def make(self, step: int) -> Any:
+        """Begin to make what the round `step` learns from."""
+        raise NotImplementedError
+
+    def wait(self, making: Any) -> Any:
+        """Return what was made."""
+        raise NotImplementedError
+
+    def learn(self, made: Any, seconds: dict[str, float]) -> None:
+        """Learn from it, bring the new weights to where they are used, and end the round."""
+        raise NotImplementedError
 
     def is_over(self, goal: Goal) -> bool:
         """Whether the goal is reached, or its time is over."""
-        if time.monotonic() - self.clock > goal.seconds:
+        if time.monotonic() - self._clock > goal.seconds:
             # A summary needs at least one round.
             return bool(self.rounds)
         return len(self.rounds) >= goal.least_rounds and self.after >= goal.mean_return
@@ -91,16 +117,20 @@ class Run:
         self.rounds.append(Round(number=len(self.rounds) + 1, **result))
         self.watcher.round_ended(self.rounds[-1])
 
-    def kill(self, worker: str, pid: int) -> None:
+    def pid_of(self, worker: str) -> int:
+        """Return the process id of a worker, the last if it was restarted."""
+        return self.cluster.worker_manager.get_workers([worker])[0].pid or 0
+
+    def kill(self, worker: str) -> None:
         """Kill a worker on purpose."""
-        self.has_to_kill = False
+        self.has_to_kill, pid = False, self.pid_of(worker)
         self.watcher.killing(worker, pid)
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 
-    def note_restart(self, worker: str, group: WorkerGroup[Any], pid: int, seconds: float, error: str) -> None:
+    def note_restart(self, worker: str, group: WorkerGroup[Any], seconds: float, error: str) -> None:
         """Note that a worker, which is a group of one here, is back; `error` is what a call to the dead one raised."""
         place = group.placements[0]
         where = f"node {place.cluster_node_rank}, accelerator {','.join(map(str, place.local_hardware_ranks))}"
         self.restarts[worker] = seconds
-        self.watcher.restarted(worker, f"{where}, now pid {pid}", seconds, error)
+        self.watcher.restarted(worker, f"{where}, now pid {self.pid_of(worker)}", seconds, error)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import io
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from typing import Any, TextIO
@@ -23,8 +24,9 @@ from roost import Cluster, ConfigError, Topology, make_plan
 from roost.config.profile import read_profile
 from roost.config.ranks import format_ranks
 from roost.config.run import read_run_draft
+from roost.demo.limits import PAGE_SECONDS
 from roost.demo.rounds import Round, Run
-from roost.demo.tasks import TASKS, Goal, Mode, Task
+from roost.demo.tasks import Goal, Mode, Task
 from roost.render.bars import Bar, draw_bars
 from roost.render.grid import make_grid
 from roost.render.svg import draw_svg
@@ -46,58 +48,52 @@ _MOST_LINES = 16
 _STALENESS = 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DemoOptions:
-    """The options of `roost demo`."""
+def run_demo(
+    console: Console, task: Task, modes: Sequence[Mode], *, minutes: float | None, seed: int, runs_dir: Path
+) -> bool:
+    """Run the whole demo; return whether the value rose enough in every mode.
 
-    task: Task = TASKS["cartpole"]
-    modes: tuple[Mode, ...] = tuple(Mode)
-    minutes: float | None = None
-    """How long to train in all; None trains until the goal is reached."""
-    seed: int = 0
-    folder: Path = Path("runs")
-    show_page: Callable[[Path], AbstractContextManager[str]] = lambda _: contextlib.nullcontext("")
-    """Serves a page of the run in a folder for the time of a block, and returns its address, or nothing."""
-
-    def goal(self) -> Goal:
-        """Return the goal of each mode."""
-        if self.minutes is None:
-            return self.task.goal
-        # Nothing exceeds the top, so only the time ends the run.
-        return Goal(mean_return=self.task.top + 1, seconds=60 * self.minutes / len(self.modes))
-
-
-def run_demo(options: DemoOptions, console: Console) -> bool:
-    """Run the whole demo; return whether the value rose enough in every mode."""
-    task = options.task
-    task.check()
+    Without `minutes`, in all, it trains until the goal is reached.
+    """
+    for package, hint in task.needs.items():
+        if find_spec(package) is None:
+            raise ConfigError(f"the demo of {task.title} needs {package}, which is not installed", hint=hint)
     began, stamp = time.monotonic(), time.strftime("%Y%m%d-%H%M%S")
-    cluster, say = local_cluster(task.hardware), console.print
-    with _new_folders([options.folder / f"{stamp}-{mode}" for mode in options.modes]) as folders:
-        say(f"[bold]A cluster on this machine[/]: {task.hardware}, real Ray nodes with fake accelerators")
-        with cluster:
-            say(f"  up after {time.monotonic() - began:.1f} s")
+    goal = goal_of(task, modes, minutes)
+    with _new_folders([runs_dir / f"{stamp}-{mode}" for mode in modes]) as folders:
+        console.print(f"[bold]A cluster on this machine[/]: {task.hardware}, real Ray nodes with fake accelerators")
+        with local_cluster(task.hardware):
+            console.print(f"  up after {time.monotonic() - began:.1f} s")
+            kill_in = task.killed_in if task.killed_in in modes else modes[0]
             done = [
-                _run_mode(mode, folder, options, console) for mode, folder in zip(options.modes, folders, strict=True)
+                _run_mode(console, task, mode, folder, goal, seed=seed, kill=mode is kill_in)
+                for mode, folder in zip(modes, folders, strict=True)
             ]
-    say("\n[bold]The cluster is stopped; the results[/]")
+    console.print("\n[bold]The cluster is stopped; the results[/]")
     for trained, bars in done:
         console.print(_summary(task, trained, bars, console.width), soft_wrap=True)
     console.print(advise(task, [trained for trained, _ in done]), soft_wrap=True)
     _say_files(folders, console)
-    say(f"\n{time.monotonic() - began:.0f} s in all")
+    console.print(f"\n{time.monotonic() - began:.0f} s in all")
     return all(trained.after >= _RISE * trained.before for trained, _ in done)
 
 
-def _run_mode(mode: Mode, folder: Path, options: DemoOptions, console: Console) -> tuple[Run, list[Bar]]:
-    task, goal = options.task, options.goal()
+def goal_of(task: Task, modes: Sequence[Mode], minutes: float | None) -> Goal:
+    """Return the goal of each mode, which share the minutes."""
+    # Nothing exceeds the top, so only the time ends the run.
+    return task.goal if minutes is None else Goal(mean_return=task.top + 1, seconds=60 * minutes / len(modes))
+
+
+def _run_mode(
+    console: Console, task: Task, mode: Mode, folder: Path, goal: Goal, *, seed: int, kill: bool
+) -> tuple[Run, list[Bar]]:
     job = task.make_job(mode)
     console.print(f"\n[bold]{mode}[/]: {mode.said}", soft_wrap=True)
     # Ray's remarks would tear the picture.
     with (
         contextlib.redirect_stderr(WithoutRemarks(sys.stderr)),
         Cluster(cluster_cfg=job["cluster"], run_dir=folder, quiet=True) as cluster,
-        options.show_page(folder) as address,
+        _page(folder) as address,
     ):
         if address:
             console.print(Text(f"live page: {address}"), soft_wrap=True)
@@ -111,18 +107,40 @@ def _run_mode(mode: Mode, folder: Path, options: DemoOptions, console: Console) 
         console.print()
         colours = terminal_colours(grid, basic_colours=is_basic)
         display = Display(console, task, min(goal.mean_return, task.top), colours, LiveRun(folder))
-        kill = mode is (task.killed_in if task.killed_in in options.modes else options.modes[0])
         with display.showing():
             train = import_module(task.trainer).train
-            trained: Run = train(cluster, plan, mode, seed=options.seed, goal=goal, kill=kill, watcher=display)
+            trained: Run = train(cluster, plan, mode, seed=seed, goal=goal, kill=kill, watcher=display)
     model = read_whole(folder)
     (folder / "trace.json").write_text(to_trace(model), encoding="utf-8")
-    (folder / "returns.csv").write_text(_rounds_csv(task, trained), encoding="utf-8")
+    phases = list(trained.rounds[0].seconds)
+    rows = [",".join(["round", task.noun.replace(" ", "_"), "episodes", "behind", *(f"{name}_s" for name in phases)])]
+    for item in trained.rounds:
+        spent = ",".join(f"{item.seconds.get(phase, 0):.4f}" for phase in phases)
+        rows.append(f"{item.number},{item.mean_return:.{task.digits + 2}f},{item.episodes},{item.behind},{spent}")
+    (folder / "returns.csv").write_text("\n".join(rows) + "\n", encoding="utf-8")
     bars = []
     for name in plan.names:
         busy = trained.busy.get(name, model.busy_share(name, trained.began, trained.ended))
         bars.append(Bar(name=name, colour=colours[name], parts=(busy, 0.0, 1.0 - busy)))
     return trained, bars
+
+
+@contextlib.contextmanager
+def _page(folder: Path) -> Iterator[str]:
+    """Serve the page of a run while it runs, where the packages for that are installed; yield its address."""
+    try:
+        from roost.watch.page import PageServer
+    except ConfigError:
+        yield ""
+        return
+    server = PageServer(LiveRun(folder))
+    thread = threading.Thread(target=server.serve, name="roost-page", daemon=True)
+    thread.start()
+    try:
+        yield server.url
+    finally:
+        server.stop()
+        thread.join(PAGE_SECONDS)
 
 
 @contextlib.contextmanager
@@ -146,17 +164,6 @@ def _new_folders(paths: Sequence[Path]) -> Iterator[Sequence[Path]]:
         for path in made:
             with contextlib.suppress(OSError):
                 path.rmdir()
-
-
-def _rounds_csv(task: Task, trained: Run) -> str:
-    phases = list(trained.rounds[0].seconds)
-    rows = [",".join(["round", task.noun.replace(" ", "_"), "episodes", "behind", *(f"{name}_s" for name in phases)])]
-    rows += [
-        f"{item.number},{item.mean_return:.{task.digits + 2}f},{item.episodes},{item.behind},"
-        + ",".join(f"{item.seconds.get(phase, 0):.4f}" for phase in phases)
-        for item in trained.rounds
-    ]
-    return "\n".join(rows) + "\n"
 
 
 def _summary(task: Task, trained: Run, bars: Sequence[Bar], width: int) -> Text:
@@ -198,8 +205,8 @@ def advise(task: Task, done: Sequence[Run]) -> str:
     times: dict[str, dict[int, float]] = {task.call: {}, "actor.learn": {}}
     updates, runs = [], []
     for trained in done:
-        placement = task.make_job(trained.mode)["cluster"]["component_placement"]
-        ranks = {role: _range(placement[role]) for role in ("rollout", "actor")}
+        plan = make_plan(task.make_job(trained.mode), topology)
+        ranks = {role: plan.component(role).hardware_ranks for role in ("rollout", "actor")}
         # The first rounds warm up.
         rounds = trained.rounds[1:] or trained.rounds
         updates += [item.seconds["weights"] for item in rounds]
@@ -232,12 +239,6 @@ def advise(task: Task, done: Sequence[Run]) -> str:
     best = search(make_setup(draft.flow, profile, topology), 1).best
     places = ", ".join(f"{name} on {ranks}" for name, ranks in best.component_placement.items())
     return f"by these times the best placement is {places}: {seconds(best.step_time):.2f} s a step"
-
-
-def _range(placement: str) -> range:
-    """Return the accelerators of a placement such as `0-7:0-3`."""
-    first, _, last = placement.partition(":")[0].partition("-")
-    return range(int(first), int(last or first) + 1)
 
 
 class DemoConsole(Console):

@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from importlib.util import find_spec
 from typing import Any
-
-from roost import ConfigError
 
 HARDWARE = "2x4:H100,1x0"
 """Two nodes with four accelerators each and one without, all on this machine."""
@@ -67,12 +64,6 @@ class Task:
     def text(self, value: float) -> str:
         """Return a value as it is shown."""
         return f"{value:.{self.digits}f}"
-
-    def check(self) -> None:
-        """Raise ConfigError if a package is missing."""
-        for package, hint in self.needs.items():
-            if find_spec(package) is None:
-                raise ConfigError(f"the demo of {self.title} needs {package}, which is not installed", hint=hint)
 
 
 def make_job(mode: Mode, workers: int = 4) -> dict[str, Any]:

@@ -36,7 +36,7 @@ _KILL_ROUND = 4
 
 def train(cluster: Cluster, plan: Plan, mode: Mode, *, seed: int, goal: Goal, kill: bool, watcher: Any) -> Run:
     """Train in one mode until the goal is reached."""
-    run = _Run(mode=mode, watcher=watcher, has_to_kill=kill)
+    run = _Run(mode=mode, cluster=cluster, watcher=watcher, has_to_kill=kill)
     with Channel.create("batches"), contextlib.ExitStack() as stack:
         groups: list[WorkerGroup[Any]] = []
         with run.phase("launch"):
@@ -46,60 +46,41 @@ def train(cluster: Cluster, plan: Plan, mode: Mode, *, seed: int, goal: Goal, ki
                 groups.append(stack.enter_context(draft.launch(cluster, plan.get_strategy(name), name=name)))
                 watcher.launched(name, groups[-1].world_size, time.monotonic() - since)
         run.start(groups)
-        run.colocate(goal) if mode is Mode.COLOCATE else run.disagg(goal)
-        run.ended = time.time()
+        run.train(goal)
     return run
 
 
 class _Run(Run):
-    """The three groups at work together."""
+    """The three groups at work together: the environments play with the newest weights, or with those before."""
+
+    verb = "play"
 
     def start(self, groups: Sequence[WorkerGroup[Any]]) -> None:
         """Let the rollout workers serve, with the first weights."""
         self._actor, self._rollout, self._env = groups
         self._returns: list[float] = []
         self._version = 0
-        self.begin()
-        self._pids = dict(zip(self._rollout.ranks, self._rollout.pid().wait(ROUND_SECONDS), strict=True))
         self._link = WeightLink.between(self._actor, self._rollout)
         self._serving = [self._rollout[rank].serve() for rank in self._rollout.ranks]
         self._update({})
 
-    def colocate(self, goal: Goal) -> None:
-        """Take turns: the environments play with the newest weights, then all ranks learn."""
-        while not self.is_over(goal):
-            seconds: dict[str, float] = {}
-            with self.phase("play", seconds):
-                played = self._wait(self._play())
-            self._learn(played, seconds)
-
-    def disagg(self, goal: Goal) -> None:
-        """Work at the same time: the environments play the next round while the ranks learn from the last one."""
-        playing = self._play()
-        while not self.is_over(goal):
-            seconds: dict[str, float] = {}
-            with self.phase("play", seconds):
-                played = self._wait(playing)
-            playing = self._play()
-            self._learn(played, seconds)
-        self._wait(playing)
-
-    def _play(self) -> CallResult[Any]:
+    def make(self, step: int) -> CallResult[Any]:
+        del step
         playing = self._env.play(STEPS, self._version)
         if self.has_to_kill and self._version >= _KILL_ROUND:
-            self.kill(f"rollout:{_VICTIM}", self._pids[_VICTIM])
+            self.kill(f"rollout:{_VICTIM}")
         return playing
 
-    def _wait(self, playing: CallResult[Any]) -> list[Played]:
+    def wait(self, making: CallResult[Any]) -> list[Played]:
         """Return what the environments played; restart rollout workers that die before they finish."""
         deadline = Deadline.after(ROUND_SECONDS)
         while True:
             try:
-                return playing.wait(POLL_SECONDS)
+                return making.wait(POLL_SECONDS)
             except CallTimedOut:
-                if playing.done():
+                if making.done():
                     # The last answer has just arrived, or an environment gave up waiting for its rollout worker.
-                    return playing.wait(0)
+                    return making.wait(0)
                 if deadline.is_over:
                     raise
             self._restart_dead()
@@ -114,26 +95,23 @@ class _Run(Run):
                 raise end.error
             with self.phase("restart"):
                 self._rollout.restart(rank)
-                (pid,) = one.pid().wait(ROUND_SECONDS)
                 self._link.refill(f"rollout:{rank}", UPDATE_SECONDS)
                 self._serving[rank] = one.serve()
-            self._pids[rank] = pid
-            self.note_restart(f"rollout:{rank}", one, pid, time.monotonic() - began, str(end.error))
+            self.note_restart(f"rollout:{rank}", one, time.monotonic() - began, str(end.error))
 
-    def _learn(self, played: list[Played], seconds: dict[str, float]) -> None:
-        """Learn from what was played, send the new weights, and end the round."""
+    def learn(self, made: list[Played], seconds: dict[str, float]) -> None:
         with self.phase("learn", seconds):
             self._actor.learn().wait(ROUND_SECONDS)
         self._version += 1
         self._update(seconds)
-        self._returns += [value for item in played for value in item.returns]
+        self._returns += [value for item in made for value in item.returns]
         recent = self._returns[-_RECENT:]
         self.end_round(
             mean_return=fmean(recent) if recent else 0.0,
-            episodes=sum(len(item.returns) for item in played),
+            episodes=sum(len(item.returns) for item in made),
             seconds=seconds,
-            made_in=max(item.seconds for item in played),
-            behind=self._version - 1 - min(item.oldest for item in played),
+            made_in=max(item.seconds for item in made),
+            behind=self._version - 1 - min(item.oldest for item in made),
         )
 
     def _update(self, seconds: dict[str, float]) -> None:

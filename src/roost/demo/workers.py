@@ -7,7 +7,6 @@ played, and a link brings their weights into the rollout workers. None of it pas
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 import time
 from collections.abc import Iterator
@@ -138,10 +137,6 @@ class Rollout(WeightWorker):
             if not self._changed.wait_for(lambda: self.weights_version >= version, PEER_SECONDS):
                 raise CallTimedOut(f"version {version} of the weights has not come in {PEER_SECONDS:g} s")
             return *choose(self._weights, seen, self._rng), self.weights_version
-
-    def pid(self) -> int:
-        """Return the process id, which the demo needs to kill this worker."""
-        return os.getpid()
 
 
 class Actor(WeightWorker):

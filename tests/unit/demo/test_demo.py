@@ -32,20 +32,20 @@ from roost.demo.learning import Batch, Learner, first_weights, probabilities
 from roost.demo.rounds import Round, Run
 from roost.demo.show import (
     DemoConsole,
-    DemoOptions,
     Display,
     WithoutRemarks,
     _new_folders,
     _say_files,
     _summary,
     advise,
+    goal_of,
 )
 from roost.demo.tasks import HARDWARE, TASKS, Mode, make_job
 from roost.demo.training import _Run
 from roost.render.bars import Bar, draw_bars
 from roost.render.grid import make_grid
 from roost.render.terminal import terminal_colours
-from roost.watch.playback import PlayedRun
+from roost.watch.live import PlayedRun
 
 
 def make_batch(seed: int, *, steps: int = 16, games: int = 3) -> Batch:
@@ -246,7 +246,7 @@ def test_brackets_in_the_name_of_a_folder_are_printed(tmp_path):
 
 
 def make_run(mode: Mode, *rounds: Round) -> Run:
-    return Run(mode=mode, watcher=make_display(is_terminal=False)[0], rounds=[*rounds])
+    return Run(mode=mode, cluster=None, watcher=make_display(is_terminal=False)[0], rounds=[*rounds])
 
 
 @pytest.mark.parametrize("columns", [45, 80, 200])
@@ -292,9 +292,9 @@ def test_a_round_returns_or_raises_what_its_environments_do(end, monkeypatch):
     playing = Waited(end)
     if isinstance(end, Exception):
         with pytest.raises(type(end), match=str(end)):
-            run._wait(playing)
+            run.wait(playing)
     else:
-        assert run._wait(playing) == end
+        assert run.wait(playing) == end
     assert len(restarts) == 1
     assert playing.waits <= 3, "it does not poll forever"
 
@@ -344,10 +344,10 @@ def test_remarks_of_the_raylet_are_dropped_with_their_newline():
 
 
 def test_minutes_are_split_among_the_modes_and_replace_the_goal():
-    goal = DemoOptions(minutes=3).goal()
+    goal = goal_of(TASKS["cartpole"], tuple(Mode), 3)
     assert goal.seconds == 90
     assert goal.mean_return > 500
-    assert DemoOptions(modes=(Mode.DISAGG,), minutes=3).goal().seconds == 180
+    assert goal_of(TASKS["cartpole"], (Mode.DISAGG,), 3).seconds == 180
 
 
 @pytest.mark.parametrize(

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import sys
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from roost.cli.limits import PAGE_SECONDS
 from roost.cli.out import drop_output
 from roost.cli.terminal import speak_ascii
-from roost.demo.show import DemoConsole, DemoOptions, run_demo
+from roost.demo.show import DemoConsole, run_demo
 from roost.demo.tasks import TASKS, Mode
 from roost.errors import ConfigError
-from roost.watch.live import LiveRun
 
 
 def demo(
@@ -46,33 +41,11 @@ def demo(
     # The stream itself: the demo filters what other code writes to standard output. FORCE_COLOR makes no terminal.
     console = DemoConsole(file=sys.stdout, highlight=False, force_interactive=None if sys.stdout.isatty() else False)
     try:
-        has_learned = run_demo(
-            DemoOptions(
-                task=TASKS[what], modes=modes, minutes=minutes, seed=seed, folder=runs_dir, show_page=_show_page
-            ),
-            console,
-        )
+        task = TASKS[what]
+        has_learned = run_demo(console, task, modes, minutes=minutes, seed=seed, runs_dir=runs_dir)
     except BrokenPipeError:
         drop_output()
         raise typer.Exit(141) from None
     if not has_learned:
-        print(f"the {TASKS[what].noun} did not double in every mode: train longer, or read the logs")
+        print(f"the {task.noun} did not double in every mode: train longer, or read the logs")
         raise typer.Exit(1)
-
-
-@contextlib.contextmanager
-def _show_page(folder: Path) -> Iterator[str]:
-    """Serve the page of a run while it runs, where the packages for that are installed."""
-    try:
-        from roost.watch.page import PageServer
-    except ConfigError:
-        yield ""
-        return
-    server = PageServer(LiveRun(folder))
-    thread = threading.Thread(target=server.serve, name="roost-page", daemon=True)
-    thread.start()
-    try:
-        yield server.url
-    finally:
-        server.stop()
-        thread.join(PAGE_SECONDS)

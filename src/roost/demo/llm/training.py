@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 from roost import Channel, Cluster, ClusterError, Plan
 from roost.deadline import Deadline
@@ -111,9 +111,10 @@ def train(cluster: Cluster, plan: Plan, mode: Mode, *, seed: int, goal: Goal, ki
         run = _Run(mode=mode, watcher=watcher, has_to_kill=kill, seed=seed, samples=samples, link=link, **parts)
         manager.update_weights(link, 0, ROUND_SECONDS)
         run.seconds["launch"] = time.monotonic() - began
-        run.begin()
-        run.colocate(goal) if mode is Mode.COLOCATE else run.disagg(goal)
-        run.ended = time.time()
+        run.train(goal)
+        # The time may have been over before it was back.
+        if run.mending is not None:
+            run.mending.result(ROUND_SECONDS)
     spent = run.ended - run.began
     # Engines answer requests, which are no calls: only their driver knows how long they worked.
     run.busy = {"rollout": min(1.0, run.generating / spent)}
@@ -124,22 +125,19 @@ def train(cluster: Cluster, plan: Plan, mode: Mode, *, seed: int, goal: Goal, ki
     return run
 
 
-class _Made:
-    """The samples of a round, which are in the channel, in short."""
+class _Made(NamedTuple):
+    """The samples of a round, which are in the channel, and how long it took to make them."""
 
-    def __init__(self, samples: list[Sample], seconds: float) -> None:
-        self.reward = fmean(reward(one.prompt, one.tokens) for one in samples)
-        self.oldest = min(min(one.versions) for one in samples)
-        self.tokens = sum(len(one.tokens) for one in samples)
-        self.count = len(samples)
-        self.seconds = seconds
+    samples: list[Sample]
+    seconds: float
 
 
 @dataclass(kw_only=True)
 class _Run(Run):
     """Trainer and engines at work together."""
 
-    cluster: Cluster
+    verb = "generate"
+
     actor: RayTrainGroup
     manager: RolloutManager
     samples: Channel
@@ -153,30 +151,6 @@ class _Run(Run):
     mending: Future[int] | None = None
     """Brings an engine that was killed back, and returns how many rounds were over then."""
 
-    def colocate(self, goal: Goal) -> None:
-        """Take turns: the engines answer with the newest weights, then sleep while all ranks learn."""
-        engines = self.manager.engines
-        while not self.is_over(goal):
-            seconds: dict[str, float] = {}
-            with self.phase("generate", seconds):
-                made = self._generate(len(self.rounds))
-            engines.offload().wait(ROUND_SECONDS)
-            self._learn(made, seconds, lambda: engines.onload().wait(ROUND_SECONDS))
-
-    def disagg(self, goal: Goal) -> None:
-        """Work at the same time: the engines answer the prompts of a round while the ranks learn from the last one."""
-        generating = self.aside.submit(self._generate, 0)
-        while not self.is_over(goal):
-            seconds: dict[str, float] = {}
-            with self.phase("generate", seconds):
-                made = generating.result(ROUND_SECONDS)
-            generating = self.aside.submit(self._generate, len(self.rounds) + 1)
-            self._learn(made, seconds)
-        generating.result(ROUND_SECONDS)
-        # The time may have been over before it was back.
-        if self.mending is not None:
-            self.mending.result(ROUND_SECONDS)
-
     def is_over(self, goal: Goal) -> bool:
         """Whether it is, some rounds after an engine that was killed is back."""
         if self.mending is not None:
@@ -184,6 +158,12 @@ class _Run(Run):
             # Only the time ends it before then.
             goal = goal if is_back else replace(goal, least_rounds=len(self.rounds) + 1)
         return super().is_over(goal)
+
+    def make(self, step: int) -> Future[_Made]:
+        return self.aside.submit(self._generate, step)
+
+    def wait(self, making: Future[_Made]) -> _Made:
+        return making.result(ROUND_SECONDS)
 
     def _generate(self, step: int) -> _Made:
         """Let the engines answer the prompts of a round; each that is answered goes to the trainers at once."""
@@ -196,12 +176,9 @@ class _Run(Run):
                 self.samples.put_many(score(finished[place], rewards), timeout=ROUND_SECONDS)
             if self.has_to_kill and step >= _KILL_ROUND:
                 worker = f"rollout:{_VICTIM}"
-                self.kill(worker, self._pid_of(worker))
+                self.kill(worker)
                 self.mending = self.aside.submit(self._mend, worker)
         return _Made([one for group in finished.values() for one in group], time.monotonic() - began)
-
-    def _pid_of(self, worker: str) -> int:
-        return self.cluster.worker_manager.get_workers([worker])[0].pid or 0
 
     def _mend(self, worker: str) -> int:
         """Go on without an engine that died, restart it in its place, and bring it to the present version."""
@@ -212,34 +189,37 @@ class _Run(Run):
         self.manager.restart_engine(_VICTIM, weights=self.link, timeout=ROUND_SECONDS)
         back = len(self.rounds)
         error = str(end.error).partition("\n")[0]
-        self.note_restart(worker, group, self._pid_of(worker), time.monotonic() - began, error)
+        self.note_restart(worker, group, time.monotonic() - began, error)
         return back
 
-    def _learn(self, made: _Made, seconds: dict[str, float], wake: Any = None) -> None:
-        """Learn from the samples of a round, bring the new weights into the engines, and end the round."""
+    def learn(self, made: _Made, seconds: dict[str, float]) -> None:
+        engines, takes_turns = self.manager.engines, self.mode is Mode.COLOCATE
+        if takes_turns:
+            # The engines sleep while all ranks learn.
+            engines.offload().wait(ROUND_SECONDS)
         with self.phase("learn", seconds):
             self.actor.train(_PROMPTS * _SAMPLES // _RANKS, self.version).wait(ROUND_SECONDS)
-        behind = self.version - made.oldest
+        samples, version = made.samples, self.version
         self.version += 1
         with self.phase("weights", seconds):
-            if wake:
-                wake()
-            self._update()
-        self.tokens += made.tokens
+            if takes_turns:
+                engines.onload().wait(ROUND_SECONDS)
+            deadline = Deadline.after(ROUND_SECONDS)
+            while True:
+                try:
+                    self.manager.update_weights(self.link, self.version, ROUND_SECONDS)
+                    break
+                except ClusterError:
+                    # An engine that has just died gets them when it is back.
+                    if self.mending is None or deadline.is_over:
+                        raise
+                    time.sleep(RETRY_SECONDS)
+        self.tokens += sum(len(one.tokens) for one in samples)
         self.generating += made.seconds
         self.end_round(
-            mean_return=made.reward, episodes=made.count, seconds=seconds, made_in=made.seconds, behind=behind
+            mean_return=fmean(reward(one.prompt, one.tokens) for one in samples),
+            episodes=len(samples),
+            seconds=seconds,
+            made_in=made.seconds,
+            behind=version - min(min(one.versions) for one in samples),
         )
-
-    def _update(self) -> None:
-        """Bring the weights into every engine that lives; an engine that has just died gets them when it is back."""
-        deadline = Deadline.after(ROUND_SECONDS)
-        while True:
-            try:
-                self.manager.update_weights(self.link, self.version, ROUND_SECONDS)
-            except ClusterError:
-                if self.mending is None or deadline.is_over:
-                    raise
-                time.sleep(RETRY_SECONDS)
-            else:
-                return
