@@ -29,7 +29,7 @@ from roost import (
     WorkerDied,
     make_plan,
 )
-from roost.cli.text.status import nodes_table
+from roost.cli.commands.nodes import nodes_table
 from roost.runtime.status import get_hardware, get_nodes
 from roost.testing import LocalCluster, LocalNode, local_cluster
 from waiting import is_gone, press_ctrl_c, stop, stopped, wait_until

@@ -185,12 +185,10 @@ def test_no_import_cycle_has_more_than_two_modules():
 
 # Where the time of day may be read, and for what. It can jump; whatever waits or ages counts on `time.monotonic`.
 TIME_OF_DAY = {
-    "cli/text/runs.py": "how long a run has been running, for people",
-    "cli/text/status.py": "how old a job is, for people",
+    "cli/commands/runs.py": "how long a run has been running, for people",
+    "cli/commands/status.py": "how old a job is, for people",
     "comm/process.py": "part of a name that no other process has",
-    "demo/llm/training.py": "the interval of the events that the summary is about",
-    "demo/rounds.py": "the same",
-    "demo/training.py": "the same",
+    "demo/rounds.py": "the interval of the events that the summary is about",
     "doctor/cluster_facts.py": "compares the clocks of nodes",
     "doctor/machine_facts.py": "compares the clocks of nodes, and the age of a local cluster, for people",
     "machine/disks.py": "the age of files",

@@ -6,7 +6,6 @@ from itertools import groupby
 
 from roost.cli.plans import Loaded
 from roost.config.ranks import format_ranks
-from roost.config.topology import Topology
 from roost.errors import ConfigError
 from roost.placement.fit import write_ranks
 from roost.placement.plan import ComponentPlan, Plan
@@ -24,14 +23,28 @@ _CALLS = {
 
 def job_text(loaded: Loaded, name: str) -> str:
     """Write the placement of a plan as the YAML of a job, with exact ranks."""
-    plan, foreign = loaded.plan, loaded.foreign
+    plan, foreign, topology = loaded.plan, loaded.foreign, loaded.plan.topology
+    kinds = [
+        (len(node.accelerators), node.accelerators[0].model if node.accelerators else None) for node in topology.nodes
+    ]
+    runs = [(kind, len(list(same))) for kind, same in groupby(kinds)]
+    hardware = ",".join(f"{nodes}x{count}" + (f":{model}" if model else "") for (count, model), nodes in runs)
     lines = [f"# From {name}" + (f", as {foreign.framework.name} places it on an empty cluster." if foreign else ".")]
-    lines += ["cluster:", f"  num_nodes: {plan.topology.num_nodes}", f"  hardware: {_shorthand(plan.topology)}"]
-    lines.append("  component_placement:")
+    lines += ["cluster:", f"  num_nodes: {topology.num_nodes}", f"  hardware: {hardware}", "  component_placement:"]
     for component in plan.components:
         shape = f"  # {component.shape}" if component.shape else ""
         lines.append(f"    {component.name}: {_placement(plan, component)}{shape}")
-    return "\n".join([*lines, *_flow(plan)]) + "\n"
+    # The calls of a step, where the job has roles that make one.
+    calls = [
+        f"{own}.{call}"
+        for role, call in _CALLS.items()
+        for own in plan.names
+        if own == role or own.startswith(f"{role}_")
+    ]
+    if "actor" in plan.names and calls[0].startswith("rollout"):
+        weights = f"  weights: actor -> {calls[0].partition('.')[0]}"
+        lines += ["flow:", f"  step: {' -> '.join(calls)}", weights]
+    return "\n".join(lines) + "\n"
 
 
 def _placement(plan: Plan, component: ComponentPlan) -> str:
@@ -48,24 +61,3 @@ def _placement(plan: Plan, component: ComponentPlan) -> str:
         hint = f"it is on {format_ranks(component.hardware_ranks)}: place it with a strategy in Python"
         raise ConfigError(f"the order of {component.name} cannot be written in a job, whose ranks ascend", hint=hint)
     return text
-
-
-def _shorthand(topology: Topology) -> str:
-    kinds = [
-        (len(node.accelerators), node.accelerators[0].model if node.accelerators else None) for node in topology.nodes
-    ]
-    runs = [(kind, len(list(same))) for kind, same in groupby(kinds)]
-    return ",".join(f"{nodes}x{count}" + (f":{model}" if model else "") for (count, model), nodes in runs)
-
-
-def _flow(plan: Plan) -> list[str]:
-    """Write the calls of a step, where the job has roles that make one."""
-    calls = [
-        f"{name}.{call}"
-        for role, call in _CALLS.items()
-        for name in plan.names
-        if name == role or name.startswith(f"{role}_")
-    ]
-    if "actor" not in plan.names or not calls[0].startswith("rollout"):
-        return []
-    return ["flow:", f"  step: {' -> '.join(calls)}", f"  weights: actor -> {calls[0].partition('.')[0]}"]

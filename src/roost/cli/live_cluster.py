@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from roost.cli.limits import SPARE_SECONDS
 from roost.errors import ClusterError, RoostError
 from roost.machine.child import Child, Say, answer, last_line
 
-if TYPE_CHECKING:
-    from roost.runtime.status import LiveHardware
-
 STATUS = "roost.runtime.status"
-
-
-def ask_for_hardware(num_nodes: int | None, address: str | None, timeout: float) -> LiveHardware:
-    """Return the hardware that a job with `num_nodes` would get."""
-    found: LiveHardware = ask(f"{STATUS}.get_hardware", timeout, num_nodes=num_nodes, address=address)
-    return found
 
 
 def ask(function: str, timeout: float, **arguments: Any) -> Any:
@@ -53,10 +44,9 @@ def work(module: str, function: str, arguments: dict[str, Any], say: Say) -> Non
     call = getattr(import_module(module), function)
     say(None)
     try:
-        found = call(**arguments)
+        say(call(**arguments))
     except RoostError as error:
-        found = error
-    say(found)
+        say(error)
 
 
 if __name__ == "__main__":

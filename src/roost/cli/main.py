@@ -18,10 +18,9 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from roost import __version__
+from roost.cli.completion import complete_in_bash
 from roost.cli.out import drop_output
-from roost.cli.report import plain_words, tell_error, wants_json
-from roost.cli.shell import complete_in_bash
-from roost.cli.user_traceback import user_report
+from roost.cli.report import plain_words, tell_error, user_report, wants_json
 from roost.errors import ClusterError, ConfigError, RoostError
 
 _COMMANDS = {
@@ -161,44 +160,40 @@ def _spelt_out(arguments: list[str]) -> list[str]:
     return [*arguments[1:2], "--help"] if arguments[:1] == ["help"] else arguments
 
 
-def _run(arguments: list[str]) -> int:
-    """Run a command and return its exit code; a mistake on the command line is raised as a ConfigError."""
-    try:
-        return int(app(args=arguments, prog_name="roost", standalone_mode=False) or 0)
-    except _UsageError as error:
-        path = getattr(error.ctx, "command_path", "roost")
-        if not arguments:
-            # It is the help, which is what someone who types only `roost` wants.
-            error.show()
-            return int(error.exit_code)
-        message = plain_words(error.format_message()).removesuffix(".")
-        raise ConfigError(f"{path}: {message}", hint=f"see {path} --help") from None
-
-
 def main() -> NoReturn:
     """Run the command line."""
     if sys.stdout is None:
         # Closed, as by `>&-`.
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - for as long as this process lives
-    arguments = sys.argv[1:]
+    arguments, code = sys.argv[1:], 0
     try:
         complete_in_bash(app)
-        code = _run(_spelt_out(arguments))
+        code = int(app(args=_spelt_out(arguments), prog_name="roost", standalone_mode=False) or 0)
     except RoostError as error:
         tell_error(error, as_data=wants_json(arguments))
-        sys.exit(3 if isinstance(error, ClusterError) else 2)
+        code = 3 if isinstance(error, ClusterError) else 2
+    except _UsageError as error:
+        if not arguments:
+            # It is the help, which is what someone who types only `roost` wants.
+            error.show()
+            code = int(error.exit_code)
+        else:
+            path = getattr(error.ctx, "command_path", "roost")
+            message = plain_words(error.format_message()).removesuffix(".")
+            tell_error(ConfigError(f"{path}: {message}", hint=f"see {path} --help"), as_data=wants_json(arguments))
+            code = 2
     except typer.Abort:
         print("aborted", file=sys.stderr)
-        sys.exit(1)
+        code = 1
     except Exception as error:
-        report = user_report(error)
-        if report is not None:
+        if report := user_report(error):
             print(report, end="", file=sys.stderr)
-            sys.exit(1)
-        if not isinstance(error, OSError):
+            code = 1
+        elif isinstance(error, OSError):
+            # A full disk behind `> FILE`.
+            print(f"the answer could not be written: {error.strerror or error}", file=sys.stderr)
+            drop_output()
+            code = 2
+        else:
             raise
-        # A full disk behind `> FILE`.
-        print(f"the answer could not be written: {error.strerror or error}", file=sys.stderr)
-        drop_output()
-        sys.exit(2)
     sys.exit(code)

@@ -7,13 +7,10 @@ from typing import Annotated, Literal
 
 import typer
 
-from roost.placement.planner import PlacementKind
-
 TextFormat = Literal["text", "json"]
 Job = Annotated[
     Path, typer.Argument(metavar="JOB.yaml", help="The job's config, or a plan saved as JSON; - is standard input.")
 ]
-JobFile = Annotated[Path, typer.Argument(metavar="JOB.yaml", help="The job's config.")]
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(metavar="[KEY=VALUE]...", help="Settings in place of those in the file; +KEY=VALUE adds one."),
@@ -29,34 +26,10 @@ TextForm = Annotated[TextFormat, typer.Option("--format", metavar="FORMAT", help
 Out = Annotated[
     Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write to this file instead of standard output.")
 ]
-Live = Annotated[bool, typer.Option("--live", help="Use the hardware of the running Ray cluster.")]
 Address = Annotated[
     str | None,
     typer.Option("--address", metavar="HOST:PORT", help="Where Ray is; default: RAY_ADDRESS, or this machine's Ray."),
 ]
 Timeout = Annotated[
     float, typer.Option("--timeout", metavar="SECONDS", min=1, max=3600, help="How long nodes may take to answer.")
-]
-LiveTimeout = Annotated[
-    float | None,
-    typer.Option(
-        "--timeout", metavar="SECONDS", min=1, max=3600, help="With --live: how long nodes may take to answer."
-    ),
-]
-Rules = Annotated[
-    PlacementKind,
-    typer.Option(
-        "--placement",
-        metavar="RULES",
-        help="hybrid places any component anywhere, model-parallel uses parallel sizes; auto decides by the job.",
-    ),
-]
-Shared = Annotated[bool, typer.Option("--no-isolate", help="Let every worker see all accelerators of its node.")]
-From = Annotated[
-    str | None,
-    typer.Option("--from", metavar="FRAMEWORK", help="Whose job it is: verl, slime, …; by default it is found out."),
-]
-Assume = Annotated[
-    bool,
-    typer.Option("--assume", help="Take the framework's defaults for what a script takes from its environment."),
 ]

@@ -9,25 +9,27 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from roost.cli.limits import TIMEOUT_SECONDS
-from roost.cli.options import Assume, Cluster, From, Inventory, Live, LiveTimeout, Rules, Shared
+from roost.cli.options import Cluster, Inventory
 from roost.cli.out import tell
 from roost.config.flow import FlowConfig
 from roost.config.job import ClusterConfig
-from roost.config.readers.reading import ForeignJob, is_script, read_foreign
 from roost.config.run import RunDraft, read_job_text
 from roost.config.topology import Topology
 from roost.config.yaml_file import JOB_FILE_LIMIT, PLAN_FILE_LIMIT, check_size, load_text
 from roost.errors import ConfigError, RoostError
 from roost.placement.lint import Finding, lint
 from roost.placement.plan import Plan
-from roost.placement.planner import check_num_nodes, make_plan
+from roost.placement.planner import PlacementKind, check_num_nodes, make_plan
 from roost.placement.strategies import collector_paused
 from roost.text import join_words
 
 if TYPE_CHECKING:
+    from roost.config.readers.reading import ForeignJob
     from roost.runtime.status import LiveHardware
 
 _SUFFIXES = (".yaml", ".yml", ".json", ".sh", ".toml")
@@ -40,12 +42,34 @@ class Flags:
 
     cluster: Cluster = None
     inventory: Inventory = None
-    live: Live = False
-    timeout: LiveTimeout = None
-    placement: Rules = "auto"
-    no_isolate: Shared = False
-    framework: From = None
-    assume: Assume = False
+    live: Annotated[bool, typer.Option("--live", help="Use the hardware of the running Ray cluster.")] = False
+    timeout: Annotated[
+        float | None,
+        typer.Option(
+            "--timeout", metavar="SECONDS", min=1, max=3600, help="With --live: how long nodes may take to answer."
+        ),
+    ] = None
+    placement: Annotated[
+        PlacementKind,
+        typer.Option(
+            "--placement",
+            metavar="RULES",
+            help="hybrid places any component anywhere, model-parallel uses parallel sizes; auto decides by the job.",
+        ),
+    ] = "auto"
+    no_isolate: Annotated[
+        bool, typer.Option("--no-isolate", help="Let every worker see all accelerators of its node.")
+    ] = False
+    framework: Annotated[
+        str | None,
+        typer.Option(
+            "--from", metavar="FRAMEWORK", help="Whose job it is: verl, slime, …; by default it is found out."
+        ),
+    ] = None
+    assume: Annotated[
+        bool,
+        typer.Option("--assume", help="Take the framework's defaults for what a script takes from its environment."),
+    ] = False
 
     def __post_init__(self) -> None:
         if self.timeout is not None and not self.live:
@@ -59,23 +83,16 @@ class Flags:
 
     def refuse(self, message: str) -> None:
         """Raise if any flag is given: a saved plan leaves nothing to decide."""
-        rules = {
-            "--placement": self.placement != "auto",
-            "--no-isolate": self.no_isolate,
-            "--from": self.framework is not None,
-            "--assume": self.assume,
-        }
-        given = [*self.hardware, *(name for name in rules if rules[name])]
-        if given:
+        rules = {"--placement": self.placement != "auto", "--no-isolate": self.no_isolate}
+        rules |= {"--from": self.framework is not None, "--assume": self.assume}
+        if given := [*self.hardware, *(name for name in rules if rules[name])]:
             raise ConfigError(message, hint=f"leave out {', '.join(given)}")
 
 
 def with_flags(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command each field of `Flags` as an option in place of its parameter `flags`."""
     options = list(inspect.signature(Flags, eval_str=True).parameters.values())
-    own = [
-        item.replace(kind=item.KEYWORD_ONLY) for item in inspect.signature(command, eval_str=True).parameters.values()
-    ]
+    own = inspect.signature(command, eval_str=True).parameters.values()
 
     @functools.wraps(command)
     def run(**given: Any) -> None:
@@ -83,7 +100,9 @@ def with_flags(command: Callable[..., None]) -> Callable[..., None]:
         command(**given, flags=flags)
 
     parameters = [item for mine in own for item in (options if mine.name == "flags" else [mine])]
-    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [item.replace(kind=item.KEYWORD_ONLY) for item in parameters]
+    )
     return run
 
 
@@ -124,7 +143,7 @@ class Given:
 
 def load_plan(path: Path, flags: Flags) -> Plan:
     """Plan a job, or read a saved plan."""
-    return plan_job(read_job(path, flags=flags), flags).plan
+    return plan_job(read_job(path, (), flags), flags).plan
 
 
 def find_hardware(
@@ -139,40 +158,22 @@ def find_hardware(
         return Topology.from_shorthand(cluster), ""
     if inventory is not None:
         return Topology.from_file(inventory), ""
-    if config.hardware is not None:
-        return _first_nodes(config.hardware, config.num_nodes), ""
-    if named := os.environ.get(_VARIABLE):
+    hardware, named = config.hardware, os.environ.get(_VARIABLE)
+    if hardware is None and named:
         tell(f"note: planning on {named}, from {_VARIABLE}")
-        return _first_nodes(_read_variable(named), config.num_nodes), ""
-    assumed = f"{config.num_nodes or 1}x8"
-    tell(f"note: no {flags} given: assuming {assumed}")
-    return Topology.from_shorthand(assumed), assumed
-
-
-def _read_variable(named: str) -> Topology:
-    try:
-        return Topology.from_file(named) if named.endswith(_SUFFIXES) else Topology.from_shorthand(named)
-    except ConfigError as error:
-        raise ConfigError(replace(item, message=f"{_VARIABLE}: {item.message}") for item in error.problems) from None
-
-
-def _first_nodes(topology: Topology, count: int | None) -> Topology:
-    if count is None or count >= topology.num_nodes or topology.groups:
-        return topology
-    return replace(topology, nodes=topology.nodes[:count])
-
-
-def load_plans(before: Path, after: Path, flags: Flags) -> tuple[Plan, Plan]:
-    """Load two plans to compare. Unless flags say otherwise, a job is planned on the hardware of the saved plan."""
-    given = [read_job(before, flags=flags), read_job(after, flags=flags)]
-    saved = [item.found for item in given if isinstance(item.found, Plan)]
-    if len(saved) == 2:
-        flags.refuse("both are saved plans, which include their hardware")
-    hardware = saved[0].topology if saved else None
-    one, other = (
-        item.found if isinstance(item.found, Plan) else plan_job(item, flags, hardware).plan for item in given
-    )
-    return one, other
+        try:
+            is_file = named.endswith(_SUFFIXES)
+            hardware = Topology.from_file(named) if is_file else Topology.from_shorthand(named)
+        except ConfigError as error:
+            problems = [replace(item, message=f"{_VARIABLE}: {item.message}") for item in error.problems]
+            raise ConfigError(problems) from None
+    if hardware is None:
+        assumed = f"{config.num_nodes or 1}x8"
+        tell(f"note: no {flags} given: assuming {assumed}")
+        return Topology.from_shorthand(assumed), assumed
+    if config.num_nodes is None or config.num_nodes >= hardware.num_nodes or hardware.groups:
+        return hardware, ""
+    return replace(hardware, nodes=hardware.nodes[: config.num_nodes]), ""
 
 
 def is_run(path: Path) -> bool:
@@ -181,16 +182,14 @@ def is_run(path: Path) -> bool:
 
 
 @collector_paused()
-def read_job(path: Path, overrides: Sequence[str] = (), flags: Flags | None = None) -> Given:
+def read_job(path: Path, overrides: Sequence[str], flags: Flags) -> Given:
     """Read a job or a saved plan: from standard input for `-`, the plan of a run for its id or folder, or a file.
 
-    A job, which has no version and no hash, is not a saved plan. With `flags`, a job of another framework is read too.
+    A job, which has no version and no hash, is not a saved plan.
     """
     if str(path) == "-":
         path = Path("/dev/stdin")
     elif is_run(path):
-        from roost.cli.runs import find_folder, plan_file  # loads psutil, which planning a job does without
-
         path = plan_file(find_folder(path))
     text = load_text(path, limit=PLAN_FILE_LIMIT)
     is_plan = False
@@ -207,14 +206,50 @@ def read_job(path: Path, overrides: Sequence[str] = (), flags: Flags | None = No
     if is_plan:
         return Given(path=path, found=parse_plan(path, text))
     check_size(str(path), len(text), JOB_FILE_LIMIT)
-    if flags is not None:
+    is_ours = path.suffix in (".yaml", ".yml", ".json") and "component_placement" in text
+    if flags.framework is not None or not is_ours:
+        from roost.config.readers.reading import (
+            read_foreign,  # a job of ours, which names its placement, needs no other
+        )
+
         foreign = read_foreign(str(path), text, overrides, chosen=flags.framework, assume=flags.assume)
         if foreign is not None:
             return Given(path=path, found=foreign)
-    elif is_script(str(path), text):
-        hint = f"roost plan {path} --format job writes it as a job of Roost"
-        raise ConfigError(f"{path} is a job of another framework", hint=hint)
     return Given(path=path, found=read_job_text(text, name=str(path), overrides=overrides))
+
+
+def find_folder(path: Path) -> Path:
+    """Return the folder of a run by its id or its path."""
+    from roost.runtime.runs.index import find_run  # loads psutil, which planning a job does without
+    from roost.runtime.runs.record import PLAN_FILE, RECORD_FILE
+
+    try:
+        folder = find_run(str(path))
+    except ConfigError as error:
+        hint = error.problems[0].hint
+        raise ConfigError(f"there is no file {str(path)!r}, and no run with that name", hint=hint) from None
+    if folder == path.absolute() and not any((folder / name).exists() for name in (RECORD_FILE, PLAN_FILE)):
+        jobs = sorted(str(file) for suffix in ("yaml", "yml") for file in path.glob(f"*.{suffix}"))
+        hint = f"give the file of the job, such as {jobs[0]}" if jobs else "give the file of a job, or a run"
+        raise ConfigError(f"{path} is a folder, and not that of a run", hint=hint)
+    return folder
+
+
+def saved_plan(folder: Path) -> Plan:
+    """Return the plan of a run."""
+    path = plan_file(folder)
+    return parse_plan(path, load_text(path, limit=PLAN_FILE_LIMIT))
+
+
+def plan_file(folder: Path) -> Path:
+    """Return the file with the plan of a run."""
+    from roost.runtime.runs.record import PLAN_FILE, read_record
+
+    path = folder / PLAN_FILE
+    if not os.path.isfile(path):
+        record = read_record(folder)
+        raise ConfigError(f"run {record.id} has no plan: it launched nothing, or its {PLAN_FILE} was removed")
+    return path
 
 
 def parse_plan(path: Path, text: str) -> Plan:
@@ -233,17 +268,28 @@ def plan_job(given: Given, flags: Flags, hardware: Topology | None = None) -> Lo
     if isinstance(draft, Plan):
         flags.refuse(f"{given.path} is a saved plan, which includes its hardware")
         return Loaded(plan=draft)
-    if isinstance(draft, ForeignJob):
-        return _plan_foreign(draft, flags)
+    if not isinstance(draft, RunDraft):
+        from roost.placement.from_roles import plan_roles  # only a job of another framework needs it
+
+        if len(flags.hardware) > 1 or flags.live:
+            named = join_words(flags.hardware)
+            raise ConfigError(f"{named} cannot describe the hardware here", hint="give --cluster or --inventory")
+        nodes, gpus = draft.size
+        # Where neither a flag nor the variable says otherwise, on what it asks for.
+        asked = None if os.environ.get(_VARIABLE) else Topology.from_shorthand(f"{nodes}x{gpus}")
+        config = ClusterConfig(num_nodes=nodes, components=(), hardware=asked)
+        hardware, _ = find_hardware(config, flags.cluster, flags.inventory, "")
+        roles = draft.lay_out([len(node.accelerators) for node in hardware.nodes])
+        return Loaded(plan=plan_roles(roles, hardware, nodes), foreign=draft)
     config = draft.job.cluster
     if len(flags.hardware) > 1:
         many = "both" if len(flags.hardware) == 2 else "all"
         raise ConfigError(f"{join_words(flags.hardware)} {many} describe the hardware", hint="give one of them")
     live, assumed = None, ""
     if flags.live:
-        from roost.cli.live_cluster import ask_for_hardware  # loads psutil, which planning a job does without
+        from roost.cli.live_cluster import STATUS, ask  # loads psutil, which planning a job does without
 
-        live = ask_for_hardware(config.num_nodes, None, flags.timeout or TIMEOUT_SECONDS)
+        live = ask(f"{STATUS}.get_hardware", flags.timeout or TIMEOUT_SECONDS, num_nodes=config.num_nodes, address=None)
         hardware = live.topology
         if live.note:
             tell(live.note)
@@ -252,23 +298,6 @@ def plan_job(given: Given, flags: Flags, hardware: Topology | None = None) -> Lo
     plan = make_plan(draft, hardware, placement=flags.placement, isolate_accelerator=not flags.no_isolate)
     check_num_nodes(draft.job, plan)
     return Loaded(plan=plan, live=live, flow=draft.flow, assumed=assumed)
-
-
-def _plan_foreign(job: ForeignJob, flags: Flags) -> Loaded:
-    """Plan a job of another framework on the hardware of the flags, or else on what it asks for."""
-    if len(flags.hardware) > 1 or flags.live:
-        given = join_words(flags.hardware)
-        raise ConfigError(f"{given} cannot describe the hardware here", hint="give --cluster or --inventory")
-    from roost.placement.from_roles import plan_roles  # only a job of another framework needs it
-
-    nodes, gpus = job.size
-    config = ClusterConfig(num_nodes=nodes, components=(), hardware=Topology.from_shorthand(f"{nodes}x{gpus}"))
-    named = not flags.hardware and os.environ.get(_VARIABLE)
-    if named:
-        config = replace(config, hardware=None)
-    hardware, _ = find_hardware(config, flags.cluster, flags.inventory, "")
-    roles = job.lay_out([len(node.accelerators) for node in hardware.nodes])
-    return Loaded(plan=plan_roles(roles, hardware, nodes), foreign=job)
 
 
 def split_jobs(job: Path, overrides: Sequence[str]) -> tuple[list[Path], list[str]]:

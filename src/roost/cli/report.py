@@ -1,17 +1,21 @@
-"""An error as the command line tells it: text for people on standard error, JSON for programs on standard output."""
+"""An error as the command line tells it: text for people on standard error, JSON for programs on standard output.
+
+A traceback of the user's code begins where that code begins.
+"""
 
 from __future__ import annotations
 
 import os
 import re
 import sys
+import traceback
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
 from roost.cli.out import as_json, write_text
-from roost.errors import Problem, RoostError
-from roost.text import plural
+from roost.errors import RoostError
+from roost.text import plural, printable_lines
 
 _WORDS = (
     (r"Value error, ", ""),
@@ -24,6 +28,8 @@ _WORDS = (
     (r"Input should be ", "it must be "),
 )
 """Messages of the library that checks the values of options, and plain words for them."""
+_CALLER = "roost.runtime.job"  # imports the user's modules, calls their entry point
+_BETWEEN = ("importlib", "contextlib")  # their frames may come between the caller and the user's code
 
 
 def wants_json(arguments: Sequence[str]) -> bool:
@@ -39,24 +45,36 @@ def tell_error(error: RoostError, *, as_data: bool) -> None:
     """Print an error for people, and with `as_data` also as a JSON document on standard output."""
     if as_data:
         write_text(as_json(error_data(error)))
-    if sys.stderr.isatty() or os.environ.get("FORCE_COLOR"):
-        _print_on_terminal(error.problems)
-    else:
+    if not (sys.stderr.isatty() or os.environ.get("FORCE_COLOR")):
         print(error, file=sys.stderr)
+        return
+    from rich.console import Console  # the half of rich that knows terminals: a pipe does without it
+    from rich.text import Text
+
+    parts = []
+    for problem in error.problems:
+        first, *rest = str(problem).split("\n")
+        place = f"{problem.where}: " if problem.where else ""
+        text = Text.assemble((first[: len(place)], "bold"), (first[len(place) :], "bold red"))
+        for line in rest:
+            is_mark = re.fullmatch(r"\s*\^+", line) is not None
+            text.append(f"\n{line}", style="red" if is_mark else "cyan" if line.startswith("  hint: ") else "")
+        parts.append(text)
+    if len(parts) > 1:
+        parts.append(Text(plural(len(parts), "problem"), style="bold"))
+    # A blank line sets each apart from the others.
+    Console(stderr=True, highlight=False).print(Text("\n\n").join(parts), soft_wrap=True)
 
 
 def error_data(error: RoostError) -> dict[str, Any]:
     """Return an error as JSON has it."""
-    return {"error": type(error).__name__, "problems": [_problem_data(problem) for problem in error.problems]}
-
-
-def _problem_data(problem: Problem) -> dict[str, Any]:
-    where = problem.where
-    place = None
-    if where is not None:
-        in_file = {"file": where.file, "line": where.line, "column": where.offset + 1} if where.file else {}
-        place = {"key": where.key, **in_file}
-    return {"message": problem.message, "hint": problem.hint or None, "where": place}
+    problems = []
+    for problem in error.problems:
+        where = problem.where
+        in_file = {"file": where.file, "line": where.line, "column": where.offset + 1} if where and where.file else {}
+        place = where and {"key": where.key, **in_file}
+        problems.append({"message": problem.message, "hint": problem.hint or None, "where": place})
+    return {"error": type(error).__name__, "problems": problems}
 
 
 def plain_words(message: str) -> str:
@@ -70,23 +88,18 @@ def plain_words(message: str) -> str:
     return message
 
 
-def _print_on_terminal(problems: Sequence[Problem]) -> None:
-    from rich.console import Console  # the half of rich that knows terminals: a pipe does without it
-    from rich.text import Text
-
-    def styled(problem: Problem) -> Text:
-        text = Text()
-        first, *rest = str(problem).split("\n")
-        place = f"{problem.where}: " if problem.where else ""
-        text.append(first[: len(place)], style="bold").append(first[len(place) :], style="bold red")
-        for line in rest:
-            is_mark = re.fullmatch(r"\s*\^+", line) is not None
-            style = "red" if is_mark else "cyan" if line.startswith("  hint: ") else ""
-            text.append("\n").append(line, style=style)
-        return text
-
-    parts = [styled(problem) for problem in problems]
-    if len(problems) > 1:
-        parts.append(Text(plural(len(problems), "problem"), style="bold"))
-    # A blank line sets each apart from the others.
-    Console(stderr=True, highlight=False).print(Text("\n\n").join(parts), soft_wrap=True)
+def user_report(error: BaseException) -> str | None:
+    """Format an exception as Python does, from the first frame of the user's code on; None if it is not the user's."""
+    trace, is_called = error.__traceback__, False
+    while trace is not None:
+        module = str(trace.tb_frame.f_globals.get("__name__", ""))
+        package = module.partition(".")[0]
+        if is_called and package not in ("roost", *_BETWEEN):
+            break
+        if package not in _BETWEEN:
+            is_called = module == _CALLER
+        trace = trace.tb_next
+    # An exception from a worker's constructor has no frame of the user here; its notes have them all.
+    if trace is None and not isinstance(error, SyntaxError) and not hasattr(error, "worker_failures"):
+        return None
+    return printable_lines("".join(traceback.TracebackException(type(error), error, trace).format()))

@@ -17,6 +17,8 @@ from rich.text import Text
 
 from roost.cli.options import TextFormat
 from roost.cli.out import as_json, write_text
+from roost.config.ranks import format_ranks
+from roost.placement.plan import WorkerId
 from roost.render.grid import Grid
 from roost.render.terminal import ascii_of, draw_terminal, to_ascii, to_printable
 from roost.text import at_most
@@ -42,8 +44,8 @@ def print_text(text: Text, out: Path | None = None) -> None:
     text = to_printable(text)
     if out is None and _is_ascii():
         text = to_ascii(text)
-    if out is None and _is_coloured():
-        _console().print(text, soft_wrap=True)
+    if out is None and (console := _coloured_console()):
+        console.print(text, soft_wrap=True)
     else:
         write_text(text.plain + "\n", out)
 
@@ -54,33 +56,30 @@ def draw_map(*grids: Grid, out: Path | None = None, above: Text | None = None, b
     Where there is too little room they stand above each other.
     """
     width = 120 if out is not None else shutil.get_terminal_size().columns
-    has_16_colours = _is_coloured() and _console().color_system == "standard"
+    console = _coloured_console()
+    basic_colours = console is not None and console.color_system == "standard"
     own = (width - _GAP * (len(grids) - 1)) // len(grids)
     beside = len(grids) > 1 and own >= _NARROWEST
-    drawn = [draw_terminal(grid, width=own if beside else width, basic_colours=has_16_colours) for grid in grids]
-    whole = _side_by_side(drawn, own) if beside else Text("\n\n").join(drawn)
+    drawn = [draw_terminal(grid, width=own if beside else width, basic_colours=basic_colours) for grid in grids]
+    lines: list[Text] = []
+    if beside:
+        for parts in zip_longest(*(item.split("\n") for item in drawn), fillvalue=Text()):
+            line = Text()
+            for index, part in enumerate(parts):
+                line.append(" " * (index * (own + _GAP) - line.cell_len)).append_text(part)
+            line.rstrip()
+            lines.append(line)
+    whole = Text("\n").join(lines) if beside else Text("\n\n").join(drawn)
     print_text(Text("\n").join([*([above, Text()] if above else []), whole, *([Text(below)] if below else [])]), out)
 
 
-def _side_by_side(drawn: Sequence[Text], width: int) -> Text:
-    lines = []
-    for parts in zip_longest(*(item.split("\n") for item in drawn), fillvalue=Text()):
-        line = Text()
-        for index, part in enumerate(parts):
-            line.append(" " * (index * (width + _GAP) - line.cell_len)).append_text(part)
-        line.rstrip()
-        lines.append(line)
-    return Text("\n").join(lines)
-
-
-def _console() -> Console:
+def _coloured_console() -> Console | None:
+    """Return a console where output may have colours."""
+    if not (sys.stdout.isatty() or os.environ.get("FORCE_COLOR")):
+        return None
     from rich.console import Console  # the half of rich that knows terminals: a pipe does without it
 
     return Console(highlight=False)
-
-
-def _is_coloured() -> bool:
-    return sys.stdout.isatty() or bool(os.environ.get("FORCE_COLOR"))
 
 
 def _is_ascii() -> bool:
@@ -89,15 +88,15 @@ def _is_ascii() -> bool:
 
 def speak_ascii() -> None:
     """Replace what standard output cannot encode by ASCII, for code that writes there directly."""
+
+    def replace(error: UnicodeError) -> tuple[str, int]:
+        if not isinstance(error, UnicodeEncodeError):
+            raise error
+        return "".join(map(ascii_of, error.object[error.start : error.end])), error.end
+
     if _is_ascii() and isinstance(sys.stdout, io.TextIOWrapper):
-        codecs.register_error("roost", _to_ascii)
+        codecs.register_error("roost", replace)
         sys.stdout.reconfigure(errors="roost")
-
-
-def _to_ascii(error: UnicodeError) -> tuple[str, int]:
-    if not isinstance(error, UnicodeEncodeError):
-        raise error
-    return "".join(map(ascii_of, error.object[error.start : error.end])), error.end
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> Text:
@@ -117,3 +116,11 @@ def titled(title: str, items: Sequence[str], most: int | None = None) -> list[tu
     """Make lines for `facts` of which only the first has the title; what is over `most` is counted."""
     shown = at_most(items, len(items) if most is None else most)
     return [(title if number == 0 else "", text) for number, text in enumerate(shown)]
+
+
+def worker_names(workers: Sequence[WorkerId]) -> list[str]:
+    """Name workers as `actor:3`, several of one component as `env:0-63`."""
+    ranks: dict[str, list[int]] = {}
+    for worker in workers:
+        ranks.setdefault(worker.component, []).append(worker.rank)
+    return [f"{name}:{format_ranks(sorted(found))}" for name, found in ranks.items()]

@@ -233,11 +233,9 @@ class RunModel:
         elif line.kind == "dropped":
             self._drop(str(values.get("why", "")), address, int(line.name))
         elif line.kind == "raised":
-            method = str(values.get("method", ""))
+            method, text = str(values.get("method", "")), str(values.get("text", ""))
             self._raised.add((address, method))
-            self._events.append(
-                Event(when=when, what="failed", who=name, text=f"in {method}: {values.get('text', '')}")
-            )
+            self._events.append(Event(when=when, what="failed", who=name, text=f"in {method}: {text}"))
         elif line.kind in WORDS:
             self._events.append(Event(when=when, what=line.kind, who=name, text=str(values.get("text", ""))))
 

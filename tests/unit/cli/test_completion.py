@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from roost.cli.completion import join_split_words
 from roost.cli.main import main
-from roost.cli.shell import join_split_words
 
 JOB = """
 cluster:

@@ -12,11 +12,10 @@ from typing import Annotated
 
 import typer
 
+from roost.cli.completion import complete_run, offer
 from roost.cli.limits import LOOK_SECONDS
 from roost.cli.options import TextFormat
 from roost.cli.out import as_json, write_text
-from roost.cli.runs import complete_run
-from roost.cli.shell import offer
 from roost.errors import ConfigError
 from roost.machine.folders import open_regular
 from roost.runtime.runs.folder import log_file
@@ -31,8 +30,7 @@ def _complete_log(context: typer.Context, incomplete: str) -> list[str]:
     """Offer the groups and workers that the run on the line, or the newest, has logs of."""
 
     def find() -> list[str]:
-        given = context.params
-        names = list(_find_logs(_log_folder(given.get("other_run") or given.get("run"))))
+        names = list(_find_logs(_log_folder(context.params.get("other_run") or context.params.get("run"))))
         return [*dict.fromkeys(name.rpartition(":")[0] for name in names), *names]
 
     return offer(find, incomplete)
@@ -91,30 +89,30 @@ def _is_worker(word: str) -> bool:
     """Tell whether the one word given names a worker or a group of the newest run, and not a run."""
     if ":" in word:
         return True
-    try:
+    # There may be no run yet, or one without logs; the word may still be the folder of a run.
+    with contextlib.suppress(ConfigError):
         if "/" not in word and _find_logs(_log_folder(None), word):
             return True
-    except ConfigError:
-        # There is no run yet, or it has no logs; the word may still be the folder of a run.
-        pass
     try:
         find_run(word)
     except ConfigError as error:
         if "/" in word:
             raise
         newest = _log_folder(None)
-        has = join_words(sorted(_find_logs(newest)), most=12) or "none"
-        hint = f"it has {has}; {error.problems[0].hint}"
+        hint = f"it has {_names(newest)}; {error.problems[0].hint}"
         raise ConfigError(f"there is no run {word!r}, and {newest.parent} has no log of {word!r}", hint=hint) from None
     return False
+
+
+def _names(folder: Path) -> str:
+    return join_words(sorted(_find_logs(folder)), most=12) or "none"
 
 
 def _show_logs(folder: Path, worker: str, lines: int | None, follow: bool, form: TextFormat) -> None:
     """Print the logs of a worker (`actor:3`) or of a group (`actor`), and with `follow` what is added to them."""
     tails = {name: _Tail(path, lines) for name, path in _find_logs(folder, worker).items()}
     if not tails and worker:
-        has = join_words(sorted(_find_logs(folder)), most=12) or "none"
-        raise ConfigError(f"the run {folder.parent} has no log of {worker!r}", hint=f"it has {has}")
+        raise ConfigError(f"the run {folder.parent} has no log of {worker!r}", hint=f"it has {_names(folder)}")
     is_many = len(tails) > 1 or not worker
     while True:
         for name, tail in tails.items():
@@ -137,10 +135,24 @@ class _Tail:
     """One log, and how far it has been read."""
 
     def __init__(self, path: Path, lines: int | None) -> None:
+        """Begin at the last lines, or at the beginning; they are found from the end of the file."""
         self._path = path
         self._inode = path.stat().st_ino
-        self._offset = 0 if lines is None else _start_of_last(path, lines)
+        self._offset = 0
         self._begun = b""
+        if lines is None:
+            return
+        with open(path, "rb", opener=open_regular) as file:
+            first = end = file.seek(0, 2)
+            size = _CHUNK
+            while first > 0:
+                first = file.seek(max(0, end - size))
+                # The line end of the last line does not count.
+                before, *after = file.read(end - first).removesuffix(b"\n").rsplit(b"\n", lines)
+                if len(after) == lines:
+                    self._offset = min(end, first + len(before) + 1)
+                    return
+                size *= 2
 
     def lines(self, *, is_last: bool) -> Iterator[str]:
         """Yield the lines added since the last call; with `is_last` also one without a line end."""
@@ -160,21 +172,6 @@ class _Tail:
 
 def _text(line: bytes) -> str:
     return printable(line.decode(errors="replace").rstrip("\r"))
-
-
-def _start_of_last(path: Path, lines: int) -> int:
-    """Find where the last lines of a file begin, reading from its end."""
-    with open(path, "rb", opener=open_regular) as file:
-        first = end = file.seek(0, 2)
-        size = _CHUNK
-        while first > 0:
-            first = file.seek(max(0, end - size))
-            # The line end of the last line does not count.
-            before, *after = file.read(end - first).removesuffix(b"\n").rsplit(b"\n", lines)
-            if len(after) == lines:
-                return min(end, first + len(before) + 1)
-            size *= 2
-        return 0
 
 
 def _log_folder(run: str | None) -> Path:

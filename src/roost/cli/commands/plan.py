@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+from rich.text import Text
 
 from roost.cli.completion import complete_component
 from roost.cli.options import Job, Out, Overrides
 from roost.cli.out import tell, write_text
 from roost.cli.plans import Flags, Loaded, plan_job, read_job, split_jobs, with_flags
-from roost.cli.terminal import draw_map, print_text
-from roost.cli.text.plans import plan_table, start_text
+from roost.cli.terminal import aligned, draw_map, print_text
+from roost.config.hardware import ACCELERATOR
+from roost.config.ranks import format_ranks
 from roost.errors import ConfigError
 from roost.placement.strategies import collector_paused
 from roost.render.grid import Grid, make_grid
 from roost.text import at_most, join_words, plural
 
+if TYPE_CHECKING:
+    from roost.placement.plan import Plan
+    from roost.runtime.status import LiveHardware
+
 _MOST_WARNINGS = 3
+_MOST_HELD = 16
 
 
 @with_flags
@@ -51,7 +58,7 @@ def plan(
     if form == "json":
         write_text(found.to_json(only=component) + "\n", out)
     elif form == "table":
-        print_text(plan_table(found.only(names)), out)
+        print_text(_table(found.only(names)), out)
     elif form == "job":
         from roost.cli.job_text import job_text  # only this needs it
 
@@ -76,7 +83,7 @@ def plan(
                 below = "\n" + "\n".join(flow_lines(flow))
             draw_map(*grids, out=out, below=below)
             if hardware is not None and out is None:
-                print_text(start_text(found, hardware))
+                print_text(_start_text(found, hardware))
     for item in plans:
         if item.foreign and not flags.hardware:
             nodes, gpus = item.foreign.size
@@ -107,3 +114,42 @@ def _tell_findings(loaded: Loaded, form: str) -> None:
     more = plural(len(warnings) - _MOST_WARNINGS, "more warning")
     for line in at_most(warnings, _MOST_WARNINGS, f"and {more}: see roost check"):
         tell(line)
+
+
+def _table(plan: Plan) -> Text:
+    """Make one line for each worker, easy to cut with awk."""
+    rows: list[tuple[str, ...]] = [("WORKER", "NODE", "HARDWARE", "VISIBLE", "LOCAL", "GROUP")]
+    rows += [
+        (
+            f"{component.name}:{item.rank}",
+            str(item.cluster_node_rank),
+            f"{item.hardware_type}:{format_ranks(item.local_hardware_ranks)}" if item.local_hardware_ranks else "-",
+            ",".join(item.visible_accelerators) or "-",
+            f"{item.local_rank}/{item.local_world_size}",
+            item.node_group_label,
+        )
+        for component in plan.components
+        for item in component.placements
+    ]
+    return aligned(rows)
+
+
+def _start_text(plan: Plan, live: LiveHardware) -> Text:
+    """Say whether a plan could start now, and if not, who holds its accelerators."""
+    from roost.placement.fit import nearest_fit  # only a live cluster needs it
+
+    wanted = sorted(piece for piece in plan.occupants() if piece.kind == ACCELERATOR)
+    held = [piece for piece in wanted if live.holdings.of(piece)]
+    unsure = sorted({piece.node_rank for piece in wanted} & set(live.holdings.somewhere))
+    if not held and not unsure:
+        return Text("this plan would start now: its accelerators are free", style="green")
+    count = plural(len(held), "accelerator")
+    first = f"this plan would not start now: {count} of it taken" if held else "this plan may not start now"
+    lines = at_most([f"{piece}  {join_words(live.holdings.of(piece))}" for piece in held], _MOST_HELD)
+    for rank in unsure:
+        holders = join_words([f"{item.amount:g} {item.holder}" for item in live.holdings.somewhere[rank]])
+        lines.append(f"node {rank}: {holders}; which is not known")
+    components = {component.name: component.placements for component in plan.components}
+    fit = nearest_fit(plan.topology, components, live.holdings.free_pieces(live.nodes))
+    lines += ["this would fit now: " + ", ".join(f"{name}: {ranks}" for name, ranks in fit.items())] if fit else []
+    return Text.assemble((first, "red" if held else "yellow"), *(f"\n  {line}" for line in lines))

@@ -9,9 +9,10 @@ from typing import Annotated
 import typer
 import yaml
 
+from roost.cli.completion import complete_run
 from roost.cli.options import Out
 from roost.cli.out import tell, write_text
-from roost.cli.runs import complete_run, find_folder, saved_plan
+from roost.cli.plans import find_folder, saved_plan
 from roost.config.hardware import ACCELERATOR
 from roost.config.run import read_job_text
 from roost.config.yaml_file import JOB_FILE_LIMIT, load_text
@@ -36,7 +37,9 @@ def profile(
 ) -> None:
     measured = []
     for folder in [find_folder(Path(run)) for run in runs]:
-        flow, model = _flow_calls(folder), read_whole(folder)
+        path = next((folder / name for name in JOB_FILES if (folder / name).is_file()), None)
+        job = read_job_text(load_text(path, limit=JOB_FILE_LIMIT), name=str(path)) if path else None
+        flow, model = job.flow.calls if job and job.flow else (), read_whole(folder)
         # Without a flow nobody knows which calls make a step; the metrics of the job may.
         steps = [] if flow else [seconds for _, seconds in model.view().steps][1:]
         measured.append(RunTimes(_placed(saved_plan(folder)), _times(model), flow, steps))
@@ -105,10 +108,3 @@ def own_seconds(spans: Iterable[Span]) -> list[tuple[Span, float]]:
         else:
             table.pop(id(span), None)
     return [(span, max(0.0, own[id(span)])) for span in calls]
-
-
-def _flow_calls(folder: Path) -> tuple[str, ...]:
-    """Return the calls in the flow of the job that ran, if it was a job and has one."""
-    path = next((folder / name for name in JOB_FILES if (folder / name).is_file()), None)
-    flow = read_job_text(load_text(path, limit=JOB_FILE_LIMIT), name=str(path)).flow if path else None
-    return flow.calls if flow else ()

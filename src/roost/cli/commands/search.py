@@ -34,10 +34,10 @@ from roost.search.answer import Answer, Option
 from roost.search.answer import search as find
 from roost.search.check import check_proof
 from roost.search.find import Found
-from roost.search.predict import Prediction, check_runs
+from roost.search.predict import check_runs
 from roost.search.problem import seconds
 from roost.search.proof import make_proof
-from roost.search.sensitivity import MOST_ROLES, Doubt, deciding
+from roost.search.sensitivity import MOST_ROLES, deciding
 from roost.search.setup import Setup, make_setup
 from roost.search.simulate import Simulated, has_spread, simulate
 from roost.text import at_most, join_words, plural, shorten
@@ -103,34 +103,47 @@ def search(
     setup = make_setup(draft.flow, times, topology, interpolate=interpolate)
     predicted = check_runs(draft.flow, times)
     answer = find(setup, top)
+    best = answer.best
     if prove is not None:
-        proven = make_proof(setup.problem, answer.best.family, answer.best.ranks)
+        proven = make_proof(setup.problem, best.family, best.ranks)
         write_text(json.dumps(proven, separators=(",", ":")) + "\n", prove)
     if apply is not None:
-        write_text(with_placement(text, str(job), answer.best.component_placement), apply)
+        write_text(with_placement(text, str(job), best.component_placement), apply)
     if form == "json":
         runs = [
             {"step_seconds": seconds(one.run.step.median), "predicted_seconds": seconds(one.step)} for one in predicted
         ]
         write_text(as_json(answer.to_dict() | ({"runs": runs} if runs else {})), out)
-    elif form == "svg":
-        write_text(draw_bars_svg(bars_of(answer.best), _title(job, answer.best)), out)
-    elif form == "html" and not answer.best.ranks:
-        raise ConfigError("no role of the flow takes devices, so there is no map", hint="leave out --format html")
-    elif form == "html":
-        below = ["<h2>A step</h2>", draw_bars_svg(bars_of(answer.best), _title(job, answer.best))]
-        below += [
-            "<h2>Alternatives</h2><ul>",
-            *(f"<li>{_item(answer, other)}</li>" for other in answer.others),
-            "</ul>",
-        ]
-        plan = _plan(answer.best, topology)
-        write_text(
-            draw_html(plan, make_grid(plan, title=job.name, assumed=assumed), [*below, *flow_html(draft.flow)]),
-            out,
-        )
+    elif form in ("svg", "html"):
+        rests_on = f" (interpolated: {', '.join(best.interpolated)})" if best.interpolated else ""
+        bars = draw_bars_svg(_bars(best), f"{job.name}: {best.critical_cycle} sets the pace{rests_on}")
+        if form == "svg":
+            write_text(bars, out)
+            return
+        if not best.ranks:
+            raise ConfigError("no role of the flow takes devices, so there is no map", hint="leave out --format html")
+        below = ["<h2>A step</h2>", bars, "<h2>Alternatives</h2><ul>"]
+        for other in answer.others:
+            said, placed = _said(other), escape(_placed(other))
+            below.append(f"<li>{said}: {escape(answer.loss(other))} <code>{placed}</code></li>")
+        plan = _plan(best, topology)
+        grid = make_grid(plan, title=job.name, assumed=assumed)
+        write_text(draw_html(plan, grid, [*below, "</ul>", *flow_html(draft.flow)]), out)
     else:
-        _print(answer, topology, assumed, job, seed, out, predicted)
+        simulated = []
+        if has_spread(setup.timings):
+            simulated = [
+                simulate(setup.problem, one.family, setup.timings, seed=seed) for one in (best, *answer.others)
+            ]
+        width = 120 if out is not None else shutil.get_terminal_size().columns
+        told = _answer_text(answer, simulated, width)
+        if predicted:
+            told.append("\n\n").append("\n".join(map(str, predicted)))
+        told.append("\n\n").append_text(_doubts_text(setup, best))
+        if out is None and best.ranks:
+            draw_map(make_grid(_plan(best, topology), title=job.name, assumed=assumed))
+            print_text(Text(""))
+        print_text(told, out)
 
 
 def _check_proof(path: Path, form: str, out: Path | None) -> None:
@@ -157,46 +170,7 @@ def _plan(option: Option, topology: Topology) -> Plan:
     return make_plan({"cluster": cluster}, topology, placement="hybrid")
 
 
-def _print(
-    answer: Answer,
-    topology: Topology,
-    assumed: str,
-    job: Path,
-    seed: int,
-    out: Path | None,
-    predicted: Sequence[Prediction],
-) -> None:
-    setup, options = answer.setup, (answer.best, *answer.others)
-    simulated = []
-    if has_spread(setup.timings):
-        simulated = [simulate(setup.problem, one.family, setup.timings, seed=seed) for one in options]
-    width = 120 if out is not None else shutil.get_terminal_size().columns
-    told = answer_text(answer, simulated, width)
-    if predicted:
-        told.append("\n\n").append("\n".join(map(str, predicted)))
-    if len(setup.problem.roles) > MOST_ROLES:
-        told.append(f"\n\nwith more than {MOST_ROLES} roles, which measurements decide is not looked for")
-    else:
-        best = Found(answer.best.family, answer.best.step_time)
-        told.append("\n\n").append_text(doubts_text(setup, list(deciding(setup.problem, best))))
-    if out is None and answer.best.ranks:
-        draw_map(make_grid(_plan(answer.best, topology), title=job.name, assumed=assumed))
-        print_text(Text(""))
-    print_text(told, out)
-
-
-def _title(job: Path, best: Option) -> str:
-    rests_on = f" (interpolated: {', '.join(best.interpolated)})" if best.interpolated else ""
-    return f"{job.name}: {best.critical_cycle} sets the pace{rests_on}"
-
-
-def _item(answer: Answer, other: Option) -> str:
-    placed = ", ".join(f"{name}: {ranks}" for name, ranks in other.component_placement.items())
-    mark = " (interpolated)" if other.interpolated else ""
-    return f"{seconds(other.step_time):.4g} s{mark}: {escape(answer.loss(other))} <code>{escape(placed)}</code>"
-
-
-def bars_of(option: Option) -> list[Bar]:
+def _bars(option: Option) -> list[Bar]:
     """Return what each role does in a step, in the colours of the map."""
     return [
         Bar(
@@ -209,54 +183,54 @@ def bars_of(option: Option) -> list[Bar]:
     ]
 
 
-def answer_text(answer: Answer, simulated: Sequence[Simulated], width: int) -> Text:
+def _said(option: Option) -> str:
+    return f"{seconds(option.step_time):.4g} s" + (" (interpolated)" if option.interpolated else "")
+
+
+def _placed(option: Option) -> str:
+    return ", ".join(f"{name}: {ranks}" for name, ranks in option.component_placement.items())
+
+
+def _answer_text(answer: Answer, simulated: Sequence[Simulated], width: int) -> Text:
     """Explain the best placement, and list the others."""
     best = answer.best
     lines = [Text.assemble((f"{seconds(best.step_time):.4g} s a step", "bold"), ", and no legal placement is quicker")]
     lines.append(Text(f"{best.critical_cycle} sets the pace"))
-    lines += [Text(idle)] if (idle := _idle(best)) else []
-    lines += [Text(""), draw_bars(bars_of(best), width=width), Text("")]
+    idle = {name: share.idle for name, share in best.shares().items() if round(share.idle, 2)}
+    lines += [Text(join_words([f"{name} idles {share * 100:.0f} %" for name, share in idle.items()]))] if idle else []
+    lines += [Text(""), draw_bars(_bars(best), width=width), Text("")]
     lines.append(Text("component_placement:", style="bold"))
     lines += [Text(f"  {name}: {ranks}") for name, ranks in best.component_placement.items()]
-    lines += [Text(""), *_interpolated(best)]
+    if best.interpolated:
+        measure = f"measure {join_words(best.interpolated)} to decide"
+        lines += [Text(""), Text(f"this rests on times that were not measured; {measure}", style="yellow")]
     if answer.others:
-        lines.append(Text("alternatives", style="bold"))
+        lines += [Text(""), Text("alternatives", style="bold")]
         for other in answer.others:
-            mark = " (interpolated)" if other.interpolated else ""
-            lines.append(Text(f"  {seconds(other.step_time):.4g} s{mark}  {answer.loss(other)}"))
-            placed = ", ".join(f"{name}: {ranks}" for name, ranks in other.component_placement.items())
-            lines.append(Text(f"    {placed}", style="dim"))
-        lines.append(Text(""))
+            lines.append(Text(f"  {_said(other)}  {answer.loss(other)}"))
+            lines.append(Text(f"    {_placed(other)}", style="dim"))
     if simulated:
         rows = [("simulated", "step", "mean", "p90")]
         for number, (option, found) in enumerate(zip((best, *answer.others), simulated, strict=True)):
-            name = "the best" if number == 0 else f"alternative {number}"
+            name = f"alternative {number}" if number else "the best"
             rows.append((name, f"{seconds(option.step_time):.4g} s", f"{found.mean:.4g} s", f"{found.p90:.4g} s"))
-        lines += [aligned(rows), Text("")]
-    return Text("\n").join(lines[:-1])
+        lines += [Text(""), aligned(rows)]
+    return Text("\n").join(lines)
 
 
-def doubts_text(setup: Setup, doubts: Sequence[Doubt]) -> Text:
+def _doubts_text(setup: Setup, best: Option) -> Text:
     """Say which measurements decide."""
-    if not doubts:
+    if len(setup.problem.roles) > MOST_ROLES:
+        return Text(f"with more than {MOST_ROLES} roles, which measurements decide is not looked for")
+    said = [
+        f"{setup.measurement(doubt.call, doubt.kind, doubt.devices)} if it is 10 % "
+        + ("slower" if doubt.factor > 1 else "quicker")
+        for doubt in deciding(setup.problem, Found(best.family, best.step_time))
+    ]
+    if not said:
         return Text("no measurement that is 10 % off changes the winner")
-    words = ["slower" if doubt.factor > 1 else "quicker" for doubt in doubts]
-    said = [setup.measurement(doubt.call, doubt.kind, doubt.devices) for doubt in doubts]
-    lines = at_most([f"{text} if it is 10 % {word}" for text, word in zip(said, words, strict=True)], _MOST_DOUBTS)
     title = Text("measurements that would change the winner", style="bold")
-    return Text("\n").join([title, *(Text(f"  {line}") for line in lines)])
-
-
-def _idle(option: Option) -> str:
-    idle = [f"{name} idles {share.idle * 100:.0f} %" for name, share in option.shares().items() if round(share.idle, 2)]
-    return join_words(idle)
-
-
-def _interpolated(option: Option) -> list[Text]:
-    if not option.interpolated:
-        return []
-    text = f"this rests on times that were not measured; measure {join_words(option.interpolated)} to decide"
-    return [Text(text, style="yellow"), Text("")]
+    return Text("\n").join([title, *(Text(f"  {line}") for line in at_most(said, _MOST_DOUBTS))])
 
 
 def with_placement(text: str, name: str, placement: Mapping[str, str]) -> str:

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.text import Text
 
+from roost.cli.completion import Run
 from roost.cli.options import Out, TextForm
 from roost.cli.out import as_json, write_text
-from roost.cli.runs import Run, saved_plan
-from roost.cli.terminal import draw_map, print_text
-from roost.cli.text.runs import run_text
+from roost.cli.plans import saved_plan
+from roost.cli.terminal import draw_map, facts, print_text, titled
 from roost.errors import ConfigError
 from roost.render.grid import make_grid
 from roost.render.svg import draw_svg
 from roost.runtime.runs.index import find_run, list_runs, read_run
-from roost.text import printable
+from roost.runtime.runs.record import RunGroup, RunRecord, Status, started_at
+from roost.text import plural, printable
 from roost.watch.live import LiveRun, read_whole
 from roost.watch.trace import to_trace
+
+_MOST_LINES = 16
+_MOST_GROUPS = 40
 
 
 def show(
@@ -48,17 +55,80 @@ def show(
         write_text(as_json({"folder": str(folder), **record.to_dict()}), out)
         return
     id_here = next((item.id for item in list_runs() if item.folder == folder), None)
-    told = run_text(record, folder, id_here, _remarks(folder))
+    try:
+        missing = LiveRun(folder).refresh().lost
+    except ConfigError:
+        missing = ()
+    told = _text(record, folder, id_here, missing)
     if record.plan is None:
         print_text(told, out)
-        return
-    grid = make_grid(saved_plan(folder), title=title)
-    draw_map(grid, out=out, above=told)
+    else:
+        draw_map(make_grid(saved_plan(folder), title=title), out=out, above=told)
 
 
-def _remarks(folder: Path) -> tuple[str, ...]:
-    """Say what is missing in the events of a run, and why."""
-    try:
-        return LiveRun(folder).refresh().lost
-    except ConfigError:
-        return ()
+def _text(record: RunRecord, folder: Path, run_id: str | None, missing: Sequence[str]) -> Text:
+    """Describe a run, apart from its map.
+
+    `run_id` is None if only the folder leads to it; `missing` says what its events lack.
+    """
+    job, outcome = record.job, record.outcome
+    lines = [("run", record.id), ("note", record.note), ("outcome", record.state)]
+    lines += [("", line) for line in outcome.message.splitlines()]
+    if outcome.worker:
+        lines.append(("", f"in {outcome.worker}, log {outcome.log}"))
+    if outcome.status is Status.DIED:
+        lines.append(("", f"its driver, pid {record.pid} on {record.host}, ended without a word: it was killed,"))
+        lines.append(("", "its machine went down, or the end could not be written, as on a full disk"))
+    elif outcome.status is Status.ENDED:
+        lines.append(("", "its script did not close its Cluster: whether it succeeded is not known"))
+    if job is not None:
+        lines.append(("job", f"{job.file}, kept as {folder / job.stored}"))
+        lines += [("again", f"run {job.rerun_of} once more")] if job.rerun_of else []
+    nodes = []
+    for node in record.nodes:
+        has = " + ".join(f"{count} x {model}" for model, count in node.accelerators) or "no accelerators"
+        nodes.append(f"{node.rank}  {node.name}, {node.address}: {has}")
+    restarts = []
+    for item in record.restarts:
+        after = f"not up again: {item.error}" if item.error else f"up again after {item.seconds:.1f} s"
+        restarts.append(f"{item.worker} at {_time(item.when)}: {item.reason}; {after}")
+    failures = []
+    for failed in reversed(record.failures):
+        more = f", and {failed.more} more like it" if failed.more else ""
+        failures.append(f"{failed.worker} in {failed.method} at {_time(failed.when)}: {failed.what}{more}")
+    variables = [f"{name}={'(not kept)' if value is None else value}" for name, value in record.environment.items()]
+    lines += [
+        ("command", shlex.join(record.command)),
+        ("folder", record.cwd),
+        ("began", _time(record.began)),
+        ("ended", f"{_time(record.ended)}, after {record.seconds or 0:.1f} s" if record.ended else ""),
+        ("driver", f"{record.user} on {record.host}, pid {record.pid}"),
+        ("git", str(record.git or "")),
+        ("versions", ", ".join(f"{name} {version}" for name, version in record.versions.items())),
+        ("Ray", f"{record.address}, namespace {record.namespace}"),
+        *titled("nodes", nodes, _MOST_LINES),
+        *titled("groups", [_group_text(group) for group in record.groups], _MOST_GROUPS),
+        ("waiting for", record.waiting),
+        *titled("restarts", restarts, _MOST_LINES),
+        *titled("failed calls", failures, _MOST_LINES),
+        *titled("environment", variables),
+        *titled("events", missing),
+        ("run folder", str(folder)),
+        ("logs", f"roost logs {shlex.quote(run_id or str(folder))}"),
+    ]
+    return facts([(title, printable(text)) for title, text in lines if text])
+
+
+def _group_text(group: RunGroup) -> str:
+    workers = f"{group.name}: {plural(group.world_size, 'worker')} of {group.class_name}"
+    if group.seconds is None:
+        return f"{workers}, being launched"
+    if group.error:
+        return f"{workers}, not launched after {group.seconds:.1f} s: {group.error}"
+    # The phases that take long; JSON has them all.
+    steps = ", ".join(f"{name} {seconds:.1f}" for name, seconds in group.phases if name in ("reserved", "process up"))
+    return f"{workers}, ready after {group.seconds:.1f} s" + (f" ({steps})" if steps else "")
+
+
+def _time(text: str) -> str:
+    return started_at(text).astimezone().strftime("%Y-%m-%d %H:%M:%S %z")

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
+from roost.cli.completion import Run
 from roost.cli.out import write_text
-from roost.cli.runs import Run
 from roost.runtime.runs.index import find_run
 from roost.watch.limits import ANSWER_SECONDS
 from roost.watch.live import LiveRun

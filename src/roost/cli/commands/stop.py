@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
+from roost.cli.completion import complete_run
 from roost.cli.limits import LOOK_SECONDS, STOP_SECONDS
 from roost.cli.out import tell
-from roost.cli.runs import complete_run
 from roost.deadline import Deadline
 from roost.errors import ClusterError, ConfigError
 from roost.machine.processes import stop_process

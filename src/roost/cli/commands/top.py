@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from roost.cli.completion import Run
 from roost.cli.limits import LOOK_SECONDS
-from roost.cli.runs import Run
 from roost.cli.terminal import print_text
 from roost.render.terminal import to_printable
 from roost.runtime.runs.index import find_run

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 from rich.text import Text
 
-from roost.cli.options import JobFile, Out
+from roost.cli.options import Out
 from roost.cli.out import write_text
 from roost.cli.plans import Flags, load_plan, with_flags
 from roost.cli.terminal import draw_map, print_text
@@ -23,7 +24,7 @@ from roost.weights.plan import describe
 
 @with_flags
 def weights(
-    job: JobFile,
+    job: Annotated[Path, typer.Argument(metavar="JOB.yaml", help="The job's config.")],
     flags: Flags,
     form: Annotated[
         Literal["map", "text", "json", "svg", "html"],

@@ -10,8 +10,7 @@ from rich.text import Text
 from roost.cli.completion import complete_worker
 from roost.cli.options import Job, TextForm
 from roost.cli.plans import Flags, load_plan, with_flags
-from roost.cli.terminal import facts, print_answer, titled
-from roost.cli.text.plans import worker_names
+from roost.cli.terminal import facts, print_answer, titled, worker_names
 from roost.config.hardware import ACCELERATOR, BARE_NODE
 from roost.errors import ConfigError
 from roost.placement.environment import worker_interpreter
@@ -78,30 +77,7 @@ def _of_worker(plan: Plan, worker: str) -> tuple[dict[str, Any], Text]:
 
 
 def _on_hardware(plan: Plan, text: str) -> tuple[dict[str, Any], Text]:
-    node_rank, pieces = _find_pieces(plan, text)
-    occupants = plan.occupants()
-    found = {piece: occupants.get(piece, []) for piece in pieces if piece.kind != BARE_NODE or piece in occupants}
-    hardware = [
-        {
-            "hardware_type": piece.kind,
-            "local_rank": None if piece.kind == BARE_NODE else piece.local_rank,
-            "workers": [str(worker) for worker in workers],
-        }
-        for piece, workers in found.items()
-    ]
-    lines = [
-        (
-            "the node itself" if piece.kind == BARE_NODE else f"{piece.kind} {piece.local_rank}",
-            ", ".join(worker_names(workers)) or "none",
-        )
-        for piece, workers in found.items()
-    ]
-    answer = {"node_rank": node_rank, "hardware": hardware}
-    return answer, facts([("node", str(node_rank)), *(lines or [("workers", "none")])])
-
-
-def _find_pieces(plan: Plan, text: str) -> tuple[int, list[Piece]]:
-    """Return the node and the pieces that `1:4`, `1:Franka:0` or `1` names, a node's pieces in the order of the map."""
+    """Show who sits on `1:4`, `1:Franka:0`, or on all that node `1` has."""
     parts = text.split(":")
     if len(parts) > 3 or not _is_number(parts[-1]):
         hint = "write node:accelerator as in 1:4, 1:Franka:0, or 1 for a node"
@@ -112,15 +88,25 @@ def _find_pieces(plan: Plan, text: str) -> tuple[int, list[Piece]]:
         hint = f"node ranks are 0-{last}" if last else "there is only 0"
         raise ConfigError(f"there is no node {node_rank}", hint=hint)
     counts = {ACCELERATOR: len(plan.topology.nodes[node_rank].accelerators), **plan.topology.declared_on(node_rank)}
+    occupants = plan.occupants()
     if len(parts) == 1:
+        # In the order of the map; the node itself only if a worker sits there.
         pieces = [Piece(node_rank, kind, local) for kind, count in counts.items() for local in range(count)]
-        return node_rank, [*pieces, Piece(node_rank, BARE_NODE, -1)]
-    kind = parts[1] if len(parts) == 3 else ACCELERATOR
-    local_rank = int(parts[-1])
-    if kind not in counts:
-        hint = f"it has {join_words(list(counts))}"
-        raise ConfigError(f"node {node_rank} has no hardware of kind {kind!r}", hint=hint)
-    if local_rank >= counts[kind]:
-        hint = f"it has {plural(counts[kind], kind)}" + (f", 0-{counts[kind] - 1}" if counts[kind] > 1 else "")
-        raise ConfigError(f"node {node_rank} has no {kind} {local_rank}", hint=hint)
-    return node_rank, [Piece(node_rank, kind, local_rank)]
+        pieces += [piece for piece in [Piece(node_rank, BARE_NODE, -1)] if piece in occupants]
+    else:
+        kind, local_rank = parts[1] if len(parts) == 3 else ACCELERATOR, int(parts[-1])
+        if kind not in counts:
+            hint = f"it has {join_words(list(counts))}"
+            raise ConfigError(f"node {node_rank} has no hardware of kind {kind!r}", hint=hint)
+        if local_rank >= counts[kind]:
+            hint = f"it has {plural(counts[kind], kind)}" + (f", 0-{counts[kind] - 1}" if counts[kind] > 1 else "")
+            raise ConfigError(f"node {node_rank} has no {kind} {local_rank}", hint=hint)
+        pieces = [Piece(node_rank, kind, local_rank)]
+    hardware, lines = [], []
+    for piece in pieces:
+        workers, local = occupants.get(piece, []), None if piece.kind == BARE_NODE else piece.local_rank
+        hardware.append({"hardware_type": piece.kind, "local_rank": local, "workers": [str(one) for one in workers]})
+        name = "the node itself" if local is None else f"{piece.kind} {local}"
+        lines.append((name, ", ".join(worker_names(workers)) or "none"))
+    answer = {"node_rank": node_rank, "hardware": hardware}
+    return answer, facts([("node", str(node_rank)), *(lines or [("workers", "none")])])
