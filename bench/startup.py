@@ -14,7 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 ROUNDS = 15
-LIMIT = 2.5
+LIMIT = 2.2
 COMMANDS = {
     "import omegaconf, typer, rich, yaml": [sys.executable, "-c", "import omegaconf, typer, rich, yaml"],
     "roost plan (map)": [str(Path(sys.executable).parent / "roost"), "plan", "examples/job.yaml", "-c", "2x8,1x0"],

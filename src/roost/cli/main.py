@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import partial
 from importlib import import_module
+from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -81,12 +83,31 @@ _UsageError: Any = typer.BadParameter.__mro__[1]
 """Typer's own class, which it has no public name for."""
 
 
-class _WithoutFlagTypes:
-    """A command whose help shows no type for flags, and that of one value for an argument that takes several."""
+def _process_value(param: Any, ctx: Any, value: Any) -> Any:
+    """Take texts, paths and choices as they are, and leave the rest to Typer.
+
+    Typer converts with pydantic, which takes longer to load than all that `roost plan` needs of Roost.
+    """
+    kind, several = param.type_descriptor.annotation, param.multiple or param.nargs == -1
+    found: Any = None
+    if several and kind == list[str] and (value or not param.required):
+        found = [*(value or ())]
+    elif isinstance(value, str) and (kind in (str, Path) or value in (param.type_descriptor.choices or ())):
+        found = Path(value) if kind is Path else value
+    elif several or param.required or value is not None:
+        return type(param).process_value(param, ctx, value)
+    return found if param.callback is None else param.callback(ctx, param, found)
+
+
+class _Lean:
+    """A command that loads little, and whose help shows no type for flags and one value's type for several values."""
 
     def get_params(self, ctx: Any) -> Any:
         params = super().get_params(ctx)  # type: ignore[misc]
         for param in params:
+            # Older versions of Typer have no descriptors, and no use for pydantic.
+            if hasattr(param, "type_descriptor"):
+                param.process_value = partial(_process_value, param)
             if getattr(param, "is_flag", False):
                 param.metavar = ""
             elif param.nargs == -1:
@@ -94,14 +115,14 @@ class _WithoutFlagTypes:
         return params
 
 
-class _Command(_WithoutFlagTypes, TyperCommand):
+class _Command(_Lean, TyperCommand):
     """A command whose usage names the arguments as users type them."""
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         return [piece.replace("{", "").replace("}", "") for piece in super().collect_usage_pieces(ctx)]
 
 
-class _LazyGroup(_WithoutFlagTypes, TyperGroup):
+class _LazyGroup(_Lean, TyperGroup):
     """The commands as `--help` lists them; the one on the command line is imported."""
 
     def resolve_command(self, ctx: Any, args: Any) -> Any:
