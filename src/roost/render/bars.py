@@ -34,7 +34,10 @@ def draw_bars(bars: Sequence[Bar], *, width: int = 80) -> Text:
     lines = []
     for bar, text in zip(bars, texts, strict=True):
         line = Text(set_cell_size(bar.name, name), style="bold")
-        for (mark, _), cells in zip(_MARKS, _cells(bar.parts, room), strict=True):
+        # The cells add up, and what is there is seen.
+        busy = round(bar.parts[0] * room)
+        switching = max(round(bar.parts[1] * room), 1 if bar.parts[1] > 0 and busy < room else 0)
+        for (mark, _), cells in zip(_MARKS, (busy, switching, room - busy - switching), strict=True):
             line.append(mark * cells, style=bar.colour)
         lines.append(line.append(f"  {text}"))
     return Text("\n").join(lines)
@@ -69,11 +72,3 @@ def draw_bars_svg(bars: Sequence[Bar], title: str) -> str:
 def _text(bar: Bar) -> str:
     said = [f"{part * 100:.0f} % {word}" for part, (_, word) in zip(bar.parts, _MARKS, strict=True) if round(part, 2)]
     return ", ".join(said) + (f"; {bar.note}" if bar.note else "")
-
-
-def _cells(parts: Sequence[float], room: int) -> list[int]:
-    """Share out cells so that they add up, and what is there is seen."""
-    busy, switching, _ = parts
-    first = round(busy * room)
-    second = max(round(switching * room), 1 if switching > 0 and first < room else 0)
-    return [first, second, max(0, room - first - second)]

@@ -251,37 +251,35 @@ _NodeBlocks = dict[str, list[Block]]
 def _blocks_by_node(plan: Plan) -> dict[int, _NodeBlocks]:
     """Return the blocks of each node and kind of hardware, in order of components and cells."""
     found: dict[int, _NodeBlocks] = {}
+
+    def add(node_rank: int, kind: str, block: Block) -> None:
+        found.setdefault(node_rank, {}).setdefault(kind, []).append(block)
+
     for index, component in enumerate(plan.components):
-        together: dict[tuple[int, str, tuple[int, ...]], list[int]] = {}
         if component.together > 1:
-            for node_rank, kind, block in _units(index, component):
-                found.setdefault(node_rank, {}).setdefault(kind, []).append(block)
+            # A block for each node of what works as one, such as an engine.
+            for start in range(0, component.world_size, component.together):
+                members = component.placements[start : start + component.together]
+                nodes = list(dict.fromkeys(item.cluster_node_rank for item in members))
+                for node_rank in nodes:
+                    own = [item for item in members if item.cluster_node_rank == node_rank]
+                    own_cells = sorted({cell for item in own for cell in item.local_hardware_ranks})
+                    block = Block(
+                        component=index,
+                        ranks=tuple(item.rank for item in own),
+                        cells=tuple(own_cells) or (0,),
+                        goes_on=(node_rank != nodes[0], node_rank != nodes[-1]),
+                    )
+                    add(node_rank, own[0].hardware_type if own_cells else BARE_NODE, block)
             continue
+        together: dict[tuple[int, str, tuple[int, ...]], list[int]] = {}
         for placement in component.placements:
             cells = placement.local_hardware_ranks or (0,)
             kind = placement.hardware_type if placement.local_hardware_ranks else BARE_NODE
             together.setdefault((placement.cluster_node_rank, kind, cells), []).append(placement.rank)
         for (node_rank, kind, cells), ranks in together.items():
-            block = Block(component=index, ranks=tuple(ranks), cells=cells)
-            found.setdefault(node_rank, {}).setdefault(kind, []).append(block)
+            add(node_rank, kind, Block(component=index, ranks=tuple(ranks), cells=cells))
     return found
-
-
-def _units(index: int, component: ComponentPlan) -> Iterable[tuple[int, str, Block]]:
-    """Yield a block for each node of what works as one, such as an engine."""
-    for start in range(0, component.world_size, component.together):
-        members = component.placements[start : start + component.together]
-        nodes = list(dict.fromkeys(item.cluster_node_rank for item in members))
-        for node_rank in nodes:
-            own = [item for item in members if item.cluster_node_rank == node_rank]
-            cells = sorted({cell for item in own for cell in item.local_hardware_ranks})
-            block = Block(
-                component=index,
-                ranks=tuple(item.rank for item in own),
-                cells=tuple(cells) or (0,),
-                goes_on=(node_rank != nodes[0], node_rank != nodes[-1]),
-            )
-            yield node_rank, own[0].hardware_type if cells else BARE_NODE, block
 
 
 def _strips(
