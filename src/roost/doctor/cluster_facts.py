@@ -118,23 +118,19 @@ def _ask(
     seconds = max(1.0, deadline.left * _NODE_PART)
     asked = (str(node), node.address, dict(node.resources), marker, list(drivers), seconds)
     facts = discover.on_nodes(names, collect_node, *asked, deadline=deadline)[node.ray_id]
-    return facts, _clock(names, node.ray_id, deadline)
-
-
-def _clock(names: dict[str, str], ray_id: str, deadline: Deadline) -> Clock | Unknown:
-    """Return the quickest of some round trips: the clock was read during it, so half of it is the error."""
-    best: Clock | None = None
+    # The quickest of some round trips: the clock was read during it, so half of it is the error.
+    best: Clock | Unknown = Unknown(why="it was not asked")
     for _ in range(_CLOCK_ROUNDS):
         sent = time.time()
         began = time.monotonic()
         try:
-            there = discover.on_nodes(names, tell_time, deadline=deadline)[ray_id]
+            there = discover.on_nodes(names, tell_time, deadline=deadline)[node.ray_id]
         except CheckFailed as error:
-            return best or Unknown(why=error.problems[0].message)
+            return facts, best if isinstance(best, Clock) else Unknown(why=error.problems[0].message)
         half = (time.monotonic() - began) / 2
-        if best is None or half < best.error:
+        if isinstance(best, Unknown) or half < best.error:
             best = Clock(ahead=there - (sent + half), error=half)
-    return best or Unknown(why="it was not asked")
+    return facts, best
 
 
 @contextlib.contextmanager

@@ -142,7 +142,14 @@ def judge_accelerators(nodes: Sequence[NodeFacts]) -> list[Finding]:
     fine: list[NodeFacts] = []
     for group in _by_machine(nodes):
         names = tuple(node.name for node in group)
-        found = [item for node in group for item in _refusal(node)]
+        found: list[Finding] = []
+        for node in group:
+            try:
+                if not isinstance(node.machine.environment, Unknown):
+                    node_accelerators(node.resources, node.machine.environment, (), node.name)
+            except CheckFailed as error:
+                first = error.problems[0]
+                found.append(problem("accelerators", first.message, first.hint, (node.name,)))
         devices = group[0].machine.devices
         if isinstance(devices, Unknown) or not found:
             found += judge("accelerators", devices, partial(_compare, group), names)
@@ -233,15 +240,6 @@ def _counts(nodes: Sequence[NodeFacts]) -> dict[str, float]:
 
 def _counts_text(nodes: Sequence[NodeFacts]) -> str:
     return join_words([f"{count:g} {name}" for name, count in _counts(nodes).items() if count])
-
-
-def _refusal(node: NodeFacts) -> Findings:
-    """Find out whether a Cluster would refuse this node's accelerators."""
-    try:
-        if not isinstance(node.machine.environment, Unknown):
-            node_accelerators(node.resources, node.machine.environment, (), node.name)
-    except CheckFailed as error:
-        yield problem("accelerators", error.problems[0].message, error.problems[0].hint, (node.name,))
 
 
 def _compare(group: Sequence[NodeFacts], devices: Devices) -> Findings:

@@ -56,11 +56,6 @@ class Report:
         """All of them."""
         return (*self.machine, *self.cluster)
 
-    @property
-    def has_problem(self) -> bool:
-        """Whether something has to be done before a job can run."""
-        return self.count(Level.PROBLEM) > 0
-
     def count(self, level: Level) -> int:
         """Return the number of findings of this level."""
         return sum(item.level == level for item in self.findings)

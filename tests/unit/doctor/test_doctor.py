@@ -557,7 +557,7 @@ def test_the_report_as_text_and_as_json():
         "  note     nodes   one left\n"
         "1 problem, 1 warning, 1 note"
     )
-    assert report.has_problem
+    assert report.count(Level.PROBLEM) == 1
     data = json.loads(json.dumps(report.to_dict()))
     assert (data["problems"], data["warnings"], data["notes"]) == (1, 1, 1)
     assert data["cluster"] == json.loads(json.dumps([asdict(item) for item in report.cluster]))

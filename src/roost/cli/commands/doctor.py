@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -14,7 +13,7 @@ from roost.cli.options import Address, TextForm, Timeout
 from roost.cli.out import tell
 from roost.cli.terminal import print_answer
 from roost.doctor.examine import examine
-from roost.doctor.findings import Finding, Level, Report
+from roost.doctor.findings import Level, Report
 from roost.text import join_words, plural, printable
 
 _STYLES = {"ok": "green", "note": "cyan", "warning": "yellow", "problem": "bold red"}
@@ -33,30 +32,27 @@ def doctor(
     waiting = tell if sys.stderr.isatty() else lambda _: None
     report = examine(address=address, run_dir=run_dir, seconds=timeout, waiting=waiting)
     print_answer(form, report.to_dict(), lambda: report_text(report))
-    if report.has_problem:
+    if report.count(Level.PROBLEM):
         raise typer.Exit(1)
 
 
 def report_text(report: Report) -> Text:
     """List the findings: one line for each, and below it what to do."""
     width = max(len(item.check) for item in report.findings) + 2
-    text = Text.assemble((f"this machine, {report.host}\n", "bold"))
-    _append(text, report.machine, width)
-    text.append(f"the cluster, Ray at {report.address}\n" if report.address else "the cluster\n", style="bold")
-    _append(text, report.cluster, width)
+    cluster = f"the cluster, Ray at {report.address}" if report.address else "the cluster"
+    text = Text()
+    for title, findings in ((f"this machine, {report.host}", report.machine), (cluster, report.cluster)):
+        text.append(f"{title}\n", style="bold")
+        for item in findings:
+            text.append(f"  {item.level:<{_LEVEL_WIDTH}}", style=_STYLES[item.level])
+            where = f" [{join_words(item.nodes, most=4)}]" if item.nodes else ""
+            text.append(f"{item.check:<{width}}{_one_line(item.seen + where)}\n")
+            if item.do:
+                text.append(f"{'':<{_LEVEL_WIDTH + width + 2}}do: {_one_line(item.do)}\n", style="dim")
     levels = [level for level in reversed(Level) if level != Level.OK and report.count(level)]
     counts = [plural(report.count(level), level.value) for level in levels]
     text.append(", ".join(counts) or "all is well", style="bold")
     return text
-
-
-def _append(text: Text, findings: Sequence[Finding], width: int) -> None:
-    for item in findings:
-        text.append(f"  {item.level:<{_LEVEL_WIDTH}}", style=_STYLES[item.level])
-        where = f" [{join_words(item.nodes, most=4)}]" if item.nodes else ""
-        text.append(f"{item.check:<{width}}{_one_line(item.seen + where)}\n")
-        if item.do:
-            text.append(f"{'':<{_LEVEL_WIDTH + width + 2}}do: {_one_line(item.do)}\n", style="dim")
 
 
 def _one_line(text: str) -> str:
