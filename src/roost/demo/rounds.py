@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -71,24 +71,20 @@ class Run:
     def train(self, goal: Goal) -> None:
         """Make what is learned from and learn, in turns; or make the next round while the ranks learn from the last."""
         self.began, self._clock = time.time(), time.monotonic()
-        making: Any = None
+        wait: Callable[[], Any] | None = None
         while not self.is_over(goal):
             seconds: dict[str, float] = {}
             with self.phase(self.verb, seconds):
-                made = self.wait(self.make(len(self.rounds)) if making is None else making)
-            if self.mode is Mode.DISAGG:
-                making = self.make(len(self.rounds) + 1)
+                wait = wait or self.make(len(self.rounds))
+                made = wait()
+            wait = self.make(len(self.rounds) + 1) if self.mode is Mode.DISAGG else None
             self.learn(made, seconds)
-        if making is not None:
-            self.wait(making)
+        if wait is not None:
+            wait()
         self.ended = time.time()
 
-    def make(self, step: int) -> Any:
-        """Begin to make what the round `step` learns from."""
-        raise NotImplementedError
-
-    def wait(self, making: Any) -> Any:
-        """Return what was made."""
+    def make(self, step: int) -> Callable[[], Any]:
+        """Begin to make what the round `step` learns from; return what waits for it."""
         raise NotImplementedError
 
     def learn(self, made: Any, seconds: dict[str, float]) -> None:

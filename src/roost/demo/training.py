@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from statistics import fmean
 from typing import Any
 
@@ -64,12 +65,12 @@ class _Run(Run):
         self._serving = [self._rollout[rank].serve() for rank in self._rollout.ranks]
         self._update({})
 
-    def make(self, step: int) -> CallResult[Any]:
+    def make(self, step: int) -> Callable[[], list[Played]]:
         del step
         playing = self._env.play(STEPS, self._version)
         if self.has_to_kill and self._version >= _KILL_ROUND:
             self.kill(f"rollout:{_VICTIM}")
-        return playing
+        return partial(self.wait, playing)
 
     def wait(self, making: CallResult[Any]) -> list[Played]:
         """Return what the environments played; restart rollout workers that die before they finish."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import random
 from pathlib import Path
-from typing import Any
 
 from roost.rl.engines.samples import Prompt
 
@@ -38,15 +37,11 @@ def write_model(folder: Path, seed: int, *, layers: int = 4, width: int = 192, i
         pad_token_id=PAD,
     )
     transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
-    _make_tokenizer(transformers).save_pretrained(folder)
-
-
-def _make_tokenizer(transformers: Any) -> Any:
     tokenizers = importlib.import_module("tokenizers")
     words = {f"<{byte:02x}>": byte for byte in range(256)} | {"<start>": START, "<end>": END, "<pad>": PAD}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<pad>"))  # noqa: S106 - a token
     special = {"bos_token": "<start>", "eos_token": "<end>", "pad_token": "<pad>"}
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special)
+    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(folder)
 
 
 def make_prompts(step: int, seed: int, count: int, samples: int) -> list[Prompt]:

@@ -6,8 +6,10 @@ import contextlib
 import importlib
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -159,11 +161,8 @@ class _Run(Run):
             goal = goal if is_back else replace(goal, least_rounds=len(self.rounds) + 1)
         return super().is_over(goal)
 
-    def make(self, step: int) -> Future[_Made]:
-        return self.aside.submit(self._generate, step)
-
-    def wait(self, making: Future[_Made]) -> _Made:
-        return making.result(ROUND_SECONDS)
+    def make(self, step: int) -> Callable[[], _Made]:
+        return partial(self.aside.submit(self._generate, step).result, ROUND_SECONDS)
 
     def _generate(self, step: int) -> _Made:
         """Let the engines answer the prompts of a round; each that is answered goes to the trainers at once."""
