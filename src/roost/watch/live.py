@@ -89,7 +89,10 @@ class PlayedRun:
         """Take the lines of a run, in any order, and how many seconds of it are over at the beginning."""
         self.model = RunModel()
         # A call is written when it ends. Of lines that were written together the driver's come first.
-        timed = [(line.when + _seconds(line), line) for line in lines]
+        timed = []
+        for line in lines:
+            seconds = line.values.get("d", 0.0)
+            timed.append((line.when + (seconds if isinstance(seconds, int | float) else 0.0), line))
         self._left = deque(sorted(timed, key=lambda item: (item[0], item[1].process.who != DRIVER)))
         self._first = self._left[0][0] if self._left else 0.0
         self._began = time.monotonic() - skip
@@ -115,11 +118,6 @@ class PlayedRun:
 
 WatchedRun = LiveRun | PlayedRun
 """A run that the page and the terminal show: it may go on, or be a recording that is played."""
-
-
-def _seconds(line: Line) -> float:
-    seconds = line.values.get("d", 0.0)
-    return seconds if isinstance(seconds, int | float) else 0.0
 
 
 class _Clock:

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from roost.text import at_most, plural, printable
 from roost.watch.facts import joined
-from roost.watch.views import Curve, Event, RunView, State, WorkerView
+from roost.watch.views import Curve, RunView, State, WorkerView
 
 _STYLES = {
     State.BUSY: "green",
@@ -53,7 +53,11 @@ def draw_screen(view: RunView, *, title: str, status: str, width: int = 80, heig
     queues = _cut_lines(_traffic(view), max(0, min(4, (left - len(workers)) // 3)), "more queues and engines")
     left -= len(workers) + len(queues)
     metrics = _metrics(view.curves, max(0, min(6, left // 2)), width)
-    events = [_event(event) for event in view.events[: max(0, left - len(metrics))]]
+    events = []
+    for event in view.events[: max(0, left - len(metrics))]:
+        when, what = time.strftime("%H:%M:%S", time.localtime(event.when)), f"{printable(event.who)} {event.what}"
+        styled = (what, _EVENT_STYLES.get(event.what, ""))
+        events.append(Text.assemble((f"{when} ", "dim"), styled, f"  {printable(event.text)}"))
     notices = [Text(f"! {notice}", style="yellow") for notice in view.notices[:_MOST_NOTICES]]
     lines = [*head, *rows, *workers, *queues, *metrics, *events, *notices][:height]
     for line in lines:
@@ -176,12 +180,6 @@ def _metrics(curves: Sequence[Curve], rows: int, width: int) -> list[Text]:
             drawn = "".join(_BARS[round((value - low) / span * (len(_BARS) - 1))] for value in shown)
             lines.append(Text.assemble((_cell(name, 18), "bold"), f" {values[-1]:>11.5g} ", (drawn, "cyan")))
     return _cut_lines(lines, rows, "more metrics")
-
-
-def _event(event: Event) -> Text:
-    when = time.strftime("%H:%M:%S", time.localtime(event.when))
-    who, text = printable(event.who), printable(event.text)
-    return Text.assemble((f"{when} ", "dim"), (f"{who} {event.what}", _EVENT_STYLES.get(event.what, "")), f"  {text}")
 
 
 def _cut_lines(lines: list[Text], most: int, what: str) -> list[Text]:
