@@ -8,7 +8,6 @@ from roost.cli.plans import Loaded
 from roost.config.ranks import format_ranks
 from roost.errors import ConfigError
 from roost.placement.fit import write_ranks
-from roost.placement.plan import ComponentPlan, Plan
 
 _CALLS = {
     "rollout": "generate",
@@ -27,13 +26,25 @@ def job_text(loaded: Loaded, name: str) -> str:
     kinds = [
         (len(node.accelerators), node.accelerators[0].model if node.accelerators else None) for node in topology.nodes
     ]
+    space = topology.space()
     runs = [(kind, len(list(same))) for kind, same in groupby(kinds)]
     hardware = ",".join(f"{nodes}x{count}" + (f":{model}" if model else "") for (count, model), nodes in runs)
     lines = [f"# From {name}" + (f", as {foreign.framework.name} places it on an empty cluster." if foreign else ".")]
     lines += ["cluster:", f"  num_nodes: {topology.num_nodes}", f"  hardware: {hardware}", "  component_placement:"]
     for component in plan.components:
+        ranks = [
+            [space.rank_of(item.cluster_node_rank, local) for local in item.local_hardware_ranks]
+            for item in component.placements
+        ]
+        firsts = [own[0] for own in ranks if len(own) == 1]
+        ascend = len(firsts) == len(ranks) and firsts == sorted(set(firsts))
+        text = format_ranks(firsts) if ascend else write_ranks(ranks)
+        if text is None:
+            hint = f"it is on {format_ranks(component.hardware_ranks)}: place it with a strategy in Python"
+            message = f"the order of {component.name} cannot be written in a job, whose ranks ascend"
+            raise ConfigError(message, hint=hint)
         shape = f"  # {component.shape}" if component.shape else ""
-        lines.append(f"    {component.name}: {_placement(plan, component)}{shape}")
+        lines.append(f"    {component.name}: {text}{shape}")
     # The calls of a step, where the job has roles that make one.
     calls = [
         f"{own}.{call}"
@@ -45,19 +56,3 @@ def job_text(loaded: Loaded, name: str) -> str:
         weights = f"  weights: actor -> {calls[0].partition('.')[0]}"
         lines += ["flow:", f"  step: {' -> '.join(calls)}", weights]
     return "\n".join(lines) + "\n"
-
-
-def _placement(plan: Plan, component: ComponentPlan) -> str:
-    space = plan.topology.space()
-    ranks = [
-        [space.rank_of(item.cluster_node_rank, local) for local in item.local_hardware_ranks]
-        for item in component.placements
-    ]
-    one_each = all(len(own) == 1 for own in ranks)
-    if one_each and [own[0] for own in ranks] == sorted({own[0] for own in ranks}):
-        return format_ranks([own[0] for own in ranks])
-    text = write_ranks(ranks)
-    if text is None:
-        hint = f"it is on {format_ranks(component.hardware_ranks)}: place it with a strategy in Python"
-        raise ConfigError(f"the order of {component.name} cannot be written in a job, whose ranks ascend", hint=hint)
-    return text

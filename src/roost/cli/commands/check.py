@@ -118,8 +118,13 @@ def _check(job: Path, settings: Sequence[str], flags: Flags) -> _Checked:
         can = "would be refused" if any(item.level == "error" for item in findings) else can
         verdict = f"{given.path} {can}: {', '.join(parts)}, plan {plan.hash[:8]}"
     summary = {"components": len(components), "workers": workers, "plan": plan and plan.hash, "entry": entry}
+    lines = [Text(verdict)]
+    for item in findings:
+        place, hint = f"{item.where}: " if item.where else "", f"\n  hint: {item.hint}" if item.hint else ""
+        level = (f"{item.level}: ", _STYLES[item.level])
+        lines.append(Text.assemble(place, level, f"{item.message} [{item.code}]", (hint, "cyan")))
     return _Checked(
-        verdict=Text("\n").join([Text(verdict), *map(_finding_text, findings)]),
+        verdict=Text("\n").join(lines),
         summary={**summary, "findings": [_data(item) for item in findings]},
         findings=findings,
     )
@@ -129,15 +134,6 @@ def _findings(error: RoostError, code: str, level: Literal["error", "warning"]) 
     return tuple(
         Finding(code=code, level=level, message=item.message, hint=item.hint, where=item.where)
         for item in error.problems
-    )
-
-
-def _finding_text(item: Finding) -> Text:
-    return Text.assemble(
-        f"{item.where}: " if item.where else "",
-        (f"{item.level}: ", _STYLES[item.level]),
-        f"{item.message} [{item.code}]",
-        (f"\n  hint: {item.hint}" if item.hint else "", "cyan"),
     )
 
 

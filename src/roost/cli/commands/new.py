@@ -49,7 +49,20 @@ def new(
         purposes[name] = purpose
     texts[_SCHEMA_FILE] = as_json(job_schema())
     purposes[_SCHEMA_FILE] = "what editors complete and check job.yaml with"
-    _write_all(folder, texts)
+    # All files, or none: if one cannot be written, the others are removed.
+    with ExitStack() as undo:
+        try:
+            for name, text in texts.items():
+                target = folder / name
+                for missing in reversed([item for item in target.parents if not item.exists()]):
+                    missing.mkdir()
+                    undo.callback(missing.rmdir)
+                with target.open("x", encoding="utf-8") as file:
+                    undo.callback(target.unlink, missing_ok=True)
+                    file.write(text)
+        except OSError as error:
+            raise ConfigError(f"{error.filename or folder}: {error.strerror or error}") from None
+        undo.pop_all()
     width = max(map(len, purposes))
     lines = [f"created {path}", *(f"  {name:{width}}  {purpose}" for name, purpose in purposes.items()), "next"]
     lines += [] if folder == Path.cwd() else [f"  cd {shlex.quote(str(path))}"]
@@ -87,20 +100,3 @@ def _check_path(path: Path) -> tuple[Path, str]:
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror or error}") from None
     return folder, module
-
-
-def _write_all(folder: Path, texts: dict[str, str]) -> None:
-    """Write all files, or none: if one cannot be written, remove the others."""
-    with ExitStack() as undo:
-        try:
-            for path, text in texts.items():
-                target = folder / path
-                for missing in reversed([item for item in target.parents if not item.exists()]):
-                    missing.mkdir()
-                    undo.callback(missing.rmdir)
-                with target.open("x", encoding="utf-8") as file:
-                    undo.callback(target.unlink, missing_ok=True)
-                    file.write(text)
-        except OSError as error:
-            raise ConfigError(f"{error.filename or folder}: {error.strerror or error}") from None
-        undo.pop_all()

@@ -88,7 +88,13 @@ def plan(
         if item.foreign and not flags.hardware:
             nodes, gpus = item.foreign.size
             tell(f"note: no --cluster given: planned on {nodes}x{gpus}, which {item.foreign.name} asks for")
-        _tell_findings(item, form)
+        # What is wrong stands below a map; what its framework refuses, below every answer.
+        for finding in (finding for finding in item.findings if finding.level == "error"):
+            tell(str(finding))
+        warnings = [str(finding) for finding in item.findings if finding.level == "warning"] if form == "map" else []
+        more = plural(len(warnings) - _MOST_WARNINGS, "more warning")
+        for line in at_most(warnings, _MOST_WARNINGS, f"and {more}: see roost check"):
+            tell(line)
     if any(finding.level == "error" for item in plans for finding in item.findings):
         raise typer.Exit(2)
 
@@ -103,17 +109,6 @@ def _grid(loaded: Loaded, job: Path, component: list[str] | None, fold: bool) ->
     return make_grid(
         loaded.plan, title=title, fold=fold, only=names, taken=taken, assumed=loaded.assumed, remarks=remarks
     )
-
-
-def _tell_findings(loaded: Loaded, form: str) -> None:
-    """Print what is wrong with a plan below its map; what its framework refuses, below every answer."""
-    findings = loaded.findings
-    for item in (item for item in findings if item.level == "error"):
-        tell(str(item))
-    warnings = [str(item) for item in findings if item.level == "warning"] if form == "map" else []
-    more = plural(len(warnings) - _MOST_WARNINGS, "more warning")
-    for line in at_most(warnings, _MOST_WARNINGS, f"and {more}: see roost check"):
-        tell(line)
 
 
 def _table(plan: Plan) -> Text:

@@ -101,45 +101,43 @@ def _status_text(status: ClusterStatus) -> Text:
 def _channels_text(channels: Sequence[ChannelStatus], verbose: bool) -> Text:
     """Make a table of the keys of each channel."""
     text = Text() if channels else Text("no job has a channel")
-    for namespace, some in groupby(channels, lambda channel: channel.namespace):
-        text.append(f"job {printable(namespace)}\n", style="bold")
-        for channel in some:
-            _append_channel(text, channel, verbose)
+    namespace = None
+    for channel in channels:
+        if channel.namespace != namespace:
+            namespace = channel.namespace
+            text.append(f"job {printable(namespace)}\n", style="bold")
+        homes = channel.homes
+        stats = [home.stats for home in homes if home.stats is not None]
+        said = [f"on {homes[0].node if len(homes) == 1 else plural(len(homes), 'node')}"]
+        if stats:
+            first = stats[0]
+            said += ["closed"] if all(found["is_closed"] for found in stats) else []
+            rates = [f"{sum(found[f'{what}_per_second'] for found in stats):.1f} {what}/s" for what in ("puts", "gets")]
+            said += [" and ".join(rates), f"{size_text(sum(found['bytes'] for found in stats))} held"]
+            said += [f"at most {plural(first['maxsize'], 'item')} a key"] if first["maxsize"] else []
+            said += [f"{size_text(first['max_bytes'])} a home"] if first["max_bytes"] else []
+        text.append(f"  {printable(channel.name)}", style="bold").append(f"  {', '.join(said)}\n")
+        for home in homes:
+            if home.problem:
+                text.append(f"    {printable(home.address)} on {printable(home.node)}: {home.problem}\n", style="red")
+        rows: list[tuple[str, ...]] = [
+            ("    KEY", "DEPTH", "LEASED", "BYTES", "PUTS", "GETS", "WAIT TO GET", "WAIT TO PUT")
+        ]
+        for found in stats:
+            for key, line in found["keys"].items():
+                counts = [str(line[what]) for what in ("depth", "leased", "puts", "gets")]
+                counts.insert(2, size_text(line["bytes"]))
+                waits = []
+                for side in ("getters", "putters"):
+                    names = [name if count == 1 else f"{name} ({count})" for name, count in line[side].items()]
+                    waits.append(join_words(names) or "-")
+                rows.append((f"    {printable(key)}", *counts, *waits))
+        if len(rows) > 1:
+            text.append_text(aligned(rows)).append("\n")
+        elif stats:
+            text.append("    empty, and no process waits\n", style="dim")
+        for found in stats if verbose else ():
+            for client, route in found["routes"].items():
+                text.append(f"    {printable(client)} to {printable(found['home'])}: {route}\n", style="dim")
     text.rstrip()
     return text
-
-
-def _append_channel(text: Text, channel: ChannelStatus, verbose: bool) -> None:
-    stats = [home.stats for home in channel.homes if home.stats is not None]
-    homes = channel.homes
-    said = [f"on {homes[0].node if len(homes) == 1 else plural(len(homes), 'node')}"]
-    if stats:
-        first = stats[0]
-        said += ["closed"] if all(found["is_closed"] for found in stats) else []
-        rates = [f"{sum(found[f'{what}_per_second'] for found in stats):.1f} {what}/s" for what in ("puts", "gets")]
-        said += [" and ".join(rates), f"{size_text(sum(found['bytes'] for found in stats))} held"]
-        said += [f"at most {plural(first['maxsize'], 'item')} a key"] if first["maxsize"] else []
-        said += [f"{size_text(first['max_bytes'])} a home"] if first["max_bytes"] else []
-    text.append(f"  {printable(channel.name)}", style="bold").append(f"  {', '.join(said)}\n")
-    for home in homes:
-        if home.problem:
-            text.append(f"    {printable(home.address)} on {printable(home.node)}: {home.problem}\n", style="red")
-    rows: list[tuple[str, ...]] = [
-        ("    KEY", "DEPTH", "LEASED", "BYTES", "PUTS", "GETS", "WAIT TO GET", "WAIT TO PUT")
-    ]
-    for found in stats:
-        for key, line in found["keys"].items():
-            counts = [str(line[what]) for what in ("depth", "leased", "puts", "gets")]
-            counts.insert(2, size_text(line["bytes"]))
-            waits = []
-            for side in ("getters", "putters"):
-                names = [name if count == 1 else f"{name} ({count})" for name, count in line[side].items()]
-                waits.append(join_words(names) or "-")
-            rows.append((f"    {printable(key)}", *counts, *waits))
-    if len(rows) > 1:
-        text.append_text(aligned(rows)).append("\n")
-    elif stats:
-        text.append("    empty, and no process waits\n", style="dim")
-    for found in stats if verbose else ():
-        for client, route in found["routes"].items():
-            text.append(f"    {printable(client)} to {printable(found['home'])}: {route}\n", style="dim")
