@@ -445,7 +445,7 @@ class RunModel:
             steps=steps,
             step=step,
             channels=self._traffic.channels(at),
-            links=self._traffic.links(),
+            links=tuple(self._traffic.links.values()),
             engines=self._traffic.engines(at),
             dropped=sum(sum(table.values()) for table in self._dropped.values()),
             lost=tuple(lost),

@@ -77,7 +77,8 @@ class Traffic:
 
     def __init__(self) -> None:
         self._channels: dict[str, _Channel] = {}
-        self._links: dict[str, LinkView] = {}
+        self.links: dict[str, LinkView] = {}
+        """By name, in the order of their first updates."""
         self._engines: dict[str, tuple[str, int | None, bool]] = {}
         """By worker: its url, the version of its weights, and whether it is asleep."""
         self._requests: dict[str, _Requests] = {}
@@ -87,7 +88,7 @@ class Traffic:
         name, values = str(line.name)[:200], line.values
         tables: dict[str, Mapping[str, object]] = {
             "channel": self._channels,
-            "weights": self._links,
+            "weights": self.links,
             "engine": self._engines,
             "requests": self._requests,
         }
@@ -101,9 +102,9 @@ class Traffic:
             channel.gets.setdefault(home, _Count()).take(when, figures["gets"])
             channel.depths.append((when, channel.total("depth")))
         elif line.kind == "weights":
-            before = self._links[name].updates if name in self._links else ()
+            before = self.links[name].updates if name in self.links else ()
             seconds = finite(values["d"])
-            self._links[name] = LinkView(
+            self.links[name] = LinkView(
                 name=name,
                 version=_whole(values["version"]),
                 updated=when,
@@ -146,17 +147,13 @@ class Traffic:
             for name, channel in sorted(self._channels.items())
         )
 
-    def links(self) -> tuple[LinkView, ...]:
-        """Return the links of weights."""
-        return tuple(self._links.values())
-
     def engines(self, now: float) -> tuple[EngineView, ...]:
         """Return the engines, by worker."""
         views = []
         ordered = sorted((worker.rpartition(":")[0], rank_of(worker), worker) for worker in self._engines)
         for group, _, worker in ordered:
             url, version, is_asleep = self._engines[worker]
-            newest = [link.version for link in self._links.values() if link.name.endswith(f" -> {group}")]
+            newest = [link.version for link in self.links.values() if link.name.endswith(f" -> {group}")]
             requests = self._requests.get(url, _Requests())
             view = EngineView(
                 worker=worker,

@@ -21,7 +21,6 @@ from roost.runtime.runs.record import JOB_FILES
 from roost.search.measured import CallTime, Placed, RunTimes, make_profile
 from roost.text import join_words
 from roost.watch.live import read_whole
-from roost.watch.model import RunModel
 from roost.watch.views import Span
 
 _MOST_MERGED = 10_000
@@ -42,7 +41,16 @@ def profile(
         flow, model = job.flow.calls if job and job.flow else (), read_whole(folder)
         # Without a flow nobody knows which calls make a step; the metrics of the job may.
         steps = [] if flow else [seconds for _, seconds in model.view().steps][1:]
-        measured.append(RunTimes(_placed(saved_plan(folder)), _times(model), flow, steps))
+        times = []
+        for address in model.addresses:
+            for span, busy in own_seconds(model.spans(address)):
+                call, count = f"{address.rpartition(':')[0]}.{span.name}", max(span.calls, 1)
+                # Calls that share a line took alike.
+                taken, each = busy / count, (span.end - span.start) / count
+                for place in range(min(count, _MOST_MERGED)):
+                    start = span.start + place * each
+                    times.append(CallTime(call, address, start, taken, not span.failed, start + each))
+        measured.append(RunTimes(_placed(saved_plan(folder)), times, flow, steps))
     write_text(yaml.safe_dump(make_profile(measured), sort_keys=False, default_flow_style=None, width=120), out)
 
 
@@ -66,19 +74,6 @@ def _placed(plan: Plan) -> dict[str, Placed]:
         own = {piece for item in component.placements for piece in pieces_of(item)}
         ranks = tuple(sorted(space.rank_of(piece.node_rank, piece.local_rank) for piece in own))
         found[component.name] = Placed(len(ranks), per_worker, kinds.pop(), ranks)
-    return found
-
-
-def _times(model: RunModel) -> list[CallTime]:
-    """Return the calls of a run. Calls that share a line took alike."""
-    found = []
-    for address in model.addresses:
-        for span, busy in own_seconds(model.spans(address)):
-            name, count = f"{address.rpartition(':')[0]}.{span.name}", max(span.calls, 1)
-            seconds, each = busy / count, (span.end - span.start) / count
-            for place in range(min(count, _MOST_MERGED)):
-                start = span.start + place * each
-                found.append(CallTime(name, address, start, seconds, not span.failed, start + each))
     return found
 
 

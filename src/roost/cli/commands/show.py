@@ -19,7 +19,7 @@ from roost.errors import ConfigError
 from roost.render.grid import make_grid
 from roost.render.svg import draw_svg
 from roost.runtime.runs.index import find_run, list_runs, read_run
-from roost.runtime.runs.record import RunGroup, RunRecord, Status, started_at
+from roost.runtime.runs.record import RunRecord, Status, started_at
 from roost.text import plural, printable
 from roost.watch.live import LiveRun, read_whole
 from roost.watch.trace import to_trace
@@ -88,6 +88,18 @@ def _text(record: RunRecord, folder: Path, run_id: str | None, missing: Sequence
     for node in record.nodes:
         has = " + ".join(f"{count} x {model}" for model, count in node.accelerators) or "no accelerators"
         nodes.append(f"{node.rank}  {node.name}, {node.address}: {has}")
+    groups = []
+    for group in record.groups:
+        told = f"{group.name}: {plural(group.world_size, 'worker')} of {group.class_name}"
+        if group.seconds is None:
+            told += ", being launched"
+        elif group.error:
+            told += f", not launched after {group.seconds:.1f} s: {group.error}"
+        else:
+            # The phases that take long; JSON has them all.
+            long = [f"{name} {took:.1f}" for name, took in group.phases if name in ("reserved", "process up")]
+            told += f", ready after {group.seconds:.1f} s" + (f" ({', '.join(long)})" if long else "")
+        groups.append(told)
     restarts = []
     for item in record.restarts:
         after = f"not up again: {item.error}" if item.error else f"up again after {item.seconds:.1f} s"
@@ -107,7 +119,7 @@ def _text(record: RunRecord, folder: Path, run_id: str | None, missing: Sequence
         ("versions", ", ".join(f"{name} {version}" for name, version in record.versions.items())),
         ("Ray", f"{record.address}, namespace {record.namespace}"),
         *titled("nodes", nodes, _MOST_LINES),
-        *titled("groups", [_group_text(group) for group in record.groups], _MOST_GROUPS),
+        *titled("groups", groups, _MOST_GROUPS),
         ("waiting for", record.waiting),
         *titled("restarts", restarts, _MOST_LINES),
         *titled("failed calls", failures, _MOST_LINES),
@@ -117,17 +129,6 @@ def _text(record: RunRecord, folder: Path, run_id: str | None, missing: Sequence
         ("logs", f"roost logs {shlex.quote(run_id or str(folder))}"),
     ]
     return facts([(title, printable(text)) for title, text in lines if text])
-
-
-def _group_text(group: RunGroup) -> str:
-    workers = f"{group.name}: {plural(group.world_size, 'worker')} of {group.class_name}"
-    if group.seconds is None:
-        return f"{workers}, being launched"
-    if group.error:
-        return f"{workers}, not launched after {group.seconds:.1f} s: {group.error}"
-    # The phases that take long; JSON has them all.
-    steps = ", ".join(f"{name} {seconds:.1f}" for name, seconds in group.phases if name in ("reserved", "process up"))
-    return f"{workers}, ready after {group.seconds:.1f} s" + (f" ({steps})" if steps else "")
 
 
 def _time(text: str) -> str:
