@@ -174,7 +174,7 @@ def joined(curves: Sequence[Curve]) -> list[tuple[float, float]]:
         for step, value, when in curve.points:
             if math.isfinite(value) and math.isfinite(step or 0.0):
                 found.setdefault(when if step is None else step, []).append(value)
-    return [(key, sum(some) / len(some)) for key, some in sorted(found.items())]
+    return [(key, sum(value / len(some) for value in some)) for key, some in sorted(found.items())]
 
 
 def _chart(

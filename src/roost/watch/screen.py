@@ -176,8 +176,9 @@ def _metrics(curves: Sequence[Curve], rows: int, width: int) -> list[Text]:
         if values:
             shown = values[-max(8, width - 45) :]
             low, high = min(shown), max(shown)
-            span = high - low or 1.0
-            drawn = "".join(_BARS[round((value - low) / span * (len(_BARS) - 1))] for value in shown)
+            # Halves, since what is between two numbers may be none.
+            span = high / 2 - low / 2 or 1.0
+            drawn = "".join(_BARS[round((value / 2 - low / 2) / span * (len(_BARS) - 1))] for value in shown)
             lines.append(Text.assemble((_cell(name, 18), "bold"), f" {values[-1]:>11.5g} ", (drawn, "cyan")))
     return _cut_lines(lines, rows, "more metrics")
 

@@ -8,6 +8,7 @@ import json
 import math
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -490,6 +491,18 @@ def test_the_screen_fits_whatever_its_size_and_the_number_of_workers(recording, 
     text = draw_screen(recording.view(BEGAN + 61), title="t" * 300, status="running", width=width, height=height).plain
     assert len(text.split("\n")) <= height
     assert max(map(cell_len, text.split("\n"))) <= max(40, width)
+
+
+def test_values_of_a_metric_as_far_apart_as_numbers_are_can_be_drawn(recording):
+    lines = [
+        line_of("metric", "loss", t=float(step), value=value, step=step) for step, value in ((1, 1e308), (2, -1e308))
+    ]
+    recording.worker(0, *lines)
+    recording.worker(1, *lines)
+    view = recording.view(BEGAN + 5)
+    text = draw_screen(view, title="x", status="running", width=80, height=24).plain
+    assert re.search(r"loss +-1e\+308 █▁", text)
+    json.dumps(chart_facts(view), allow_nan=False)
 
 
 def test_no_escape_reaches_the_terminal(recording):
