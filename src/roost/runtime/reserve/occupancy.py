@@ -90,21 +90,18 @@ class OccupancyReader:
         for namespace in job_namespaces():
             # A job that hangs, or runs another version of Roost, has what Ray's tables say.
             with contextlib.suppress(Exception):
-                reserved[namespace] = self._slots_of(namespace, deadline)
+                try:
+                    reserved[namespace] = self._managers[namespace].until(deadline).get_slots()
+                except (KeyError, ManagerDied):
+                    # A job that is new to us, or one that took over the namespace of a job that ended.
+                    self._managers[namespace] = NodeManager.get_proxy(namespace)
+                    self._names.pop(namespace, None)
+                    reserved[namespace] = self._managers[namespace].until(deadline).get_slots()
         for namespace, slots in reserved.items():
             if slots and namespace not in self._names:
                 left = max(0.1, deadline.left)
                 self._names[namespace] = describe_job(namespace, self._managers[namespace], left)
         return combine(self._nodes, reserved, self._names, read_ray_state())
-
-    def _slots_of(self, namespace: str, deadline: Deadline) -> list[HeldSlot]:
-        if namespace in self._managers:
-            with contextlib.suppress(ManagerDied):
-                return self._managers[namespace].until(deadline).get_slots()
-        # A job that is new to us, or one that took over the namespace of a job that ended.
-        self._managers[namespace] = NodeManager.get_proxy(namespace)
-        self._names.pop(namespace, None)
-        return self._managers[namespace].until(deadline).get_slots()
 
 
 def find_holdings(nodes: Sequence[NodeInfo]) -> Holdings:

@@ -25,22 +25,18 @@ class Reservation:
     def __init__(self, context: JobControl, user: str, slots: Iterable[Slot]) -> None:
         self._context = context
         self._user = user
-        self._slots = tuple(sorted(slots, key=lambda slot: slot.piece))
-        self._is_closed = False
-
-    @property
-    def slots(self) -> tuple[Slot, ...]:
+        self.slots = tuple(sorted(slots, key=lambda slot: slot.piece))
         """The placement group and the bundle of each accelerator, in the order of nodes and accelerators."""
-        return self._slots
+        self._is_closed = False
 
     @property
     def accelerators(self) -> list[tuple[int, int]]:
         """Node rank and local rank of each reserved accelerator."""
-        return [(slot.piece.node_rank, slot.piece.local_rank) for slot in self._slots]
+        return [(slot.piece.node_rank, slot.piece.local_rank) for slot in self.slots]
 
     def close(self, timeout: float = CALL_SECONDS) -> None:
         """Release what no other part of the job uses; if that fails, ClusterError, and it can be closed again."""
-        if self._slots and not self._is_closed and self._context.is_connected:
+        if self.slots and not self._is_closed and self._context.is_connected:
             if self._context.connection is not None and not self._context.is_reachable:
                 raise self._context.connection.head.gone(f": {self!r} is not released")
             # If the job's manager is gone for good, its placement groups go with the job.
@@ -55,10 +51,10 @@ class Reservation:
         self.close()
 
     def __len__(self) -> int:
-        return len(self._slots)
+        return len(self.slots)
 
     def __repr__(self) -> str:
-        return f"<Reservation of {plural(len(self._slots), 'accelerator')}{', closed' if self._is_closed else ''}>"
+        return f"<Reservation of {plural(len(self.slots), 'accelerator')}{', closed' if self._is_closed else ''}>"
 
 
 def lost_slots(slots: Iterable[Slot]) -> list[Slot]:

@@ -10,15 +10,18 @@ block each other.
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
 import logging
 import random
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ray.util.placement_group import PlacementGroup
 
+from roost.config.hardware import ACCELERATOR
 from roost.deadline import NEVER, Deadline
 from roost.errors import AcceleratorsTaken, ClusterError, ConfigError
 from roost.placement.fit import Components, nearest_fit
@@ -43,7 +46,7 @@ from roost.runtime.nodes.discover import live_nodes
 from roost.runtime.nodes.info import NodeInfo
 from roost.runtime.nodes.placement_groups import Ask, Bundle, probe, settle
 from roost.runtime.reserve.occupancy import Holdings, OccupancyReader, pieces_on, resource_of
-from roost.runtime.reserve.reservation import Reservation, accelerators_of, check_share, check_timeout, lost_slots
+from roost.runtime.reserve.reservation import Reservation, check_share, check_timeout, lost_slots
 from roost.text import join_words, plural
 
 log: logging.Logger = logging.getLogger(__name__)
@@ -52,17 +55,6 @@ _MOST_SHOWN = 8
 _MOST_PATIENCE = 4.0
 
 Shares = Mapping[Piece, float | None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shortage:
-    """What one try could not get."""
-
-    missing: frozenset[Piece]
-    seen_free: frozenset[Piece] = frozenset()
-    """Accelerators that are known to be free."""
-    is_certain: bool = True
-    """Whether it is known which are missing; if not, the next try finds out."""
 
 
 class Reserver:
@@ -77,9 +69,15 @@ class Reserver:
         self._name = name_of(user)
         self._began = time.monotonic()
         self._deadline = Deadline.after(max(timeout, RESERVE_LEAST_SECONDS))
+        # When a try that began before the deadline is over at the latest.
+        self._until = Deadline(self._deadline.at + RESERVE_UNDO_SECONDS)
+        # When Ray has had time to notice earlier releases.
+        self._notice = Deadline.after(RESERVE_NOTICE_SECONDS)
         # Who does not wait gets an error at once, which says the same.
         self._say_next = Deadline.after(RESERVE_SAY_SECONDS) if timeout > RESERVE_LEAST_SECONDS else NEVER
         self._has_said = False
+        self._apart: set[int] = set()
+        """The nodes whose accelerators must be identified one by one."""
         self._occupancy = OccupancyReader(context.nodes)
         self._random = random.Random()  # noqa: S311 - only so that two jobs do not try in step
 
@@ -89,35 +87,37 @@ class Reserver:
         left = max(RESERVE_UNDO_SECONDS, self._deadline.left)
         return self._context.node_manager.within(min(HANG_SECONDS, left))
 
-    @property
-    def _seconds(self) -> float:
-        """How long it has tried."""
-        return time.monotonic() - self._began
-
-    @property
-    def _is_noticed(self) -> bool:
-        """Whether Ray has had time to notice earlier releases."""
-        return self._seconds >= RESERVE_NOTICE_SECONDS
-
     def reserve(self, shares: Shares, components: Components) -> list[Slot]:
         """Return slots for all of these accelerators, including those that the job has; else AcceleratorsTaken."""
-        short, apart = False, set[int]()
+        nodes, short = self._context.nodes, set[Piece]()
         with self._undone(), until(self._deadline):
             while True:
                 there, missing = self._ask(shares)
                 # A try briefly takes what others may want: skip it while it is known to fail.
-                held = self._held(missing) if short else None
-                new = held or (self._take(missing, apart) if missing else [])
-                if isinstance(new, Shortage):
-                    short = new.is_certain
-                    if short:
-                        self._wait_for(new, components)
-                elif not self._manager.take_slots(self._user, dict(shares), new):
-                    self._note_reserved(len(new))
-                    return [*there, *new]
-                elif self._deadline.is_over:
-                    # Slots of another part of the job were released between asking and taking, again and again.
-                    raise ClusterError(f"the job's reservations keep changing: {self._name!r} gave up")
+                short = self._held(missing) if short else set()
+                new, seen = list[Slot](), set[Piece]()
+                if missing and not short:
+                    new, short, seen = self._take(missing)
+                if not short:
+                    if not self._manager.take_slots(self._user, dict(shares), new):
+                        if new:
+                            emitter.note("reserved", self._name, plural(len(new), "accelerator"))
+                        return [*there, *new]
+                    if self._deadline.is_over:
+                        # Slots of another part of the job were released between asking and taking, again and again.
+                        raise ClusterError(f"the job's reservations keep changing: {self._name!r} gave up")
+                    continue
+                first, *others = sorted(short)
+                if self._deadline.is_over:
+                    holdings = self._holdings()
+                    known = holdings.free_pieces(nodes, except_for=self._context.job.namespace) | seen
+                    free = self._alive(known - short)
+                    fit = nearest_fit(self._context.topology, components, free)
+                    what = f"{plural(len(short), 'accelerator')} for {self._name!r}"
+                    raise self._taken(what, "", [first, *others], holdings, free, fit)
+                self._pause(
+                    functools.partial(self._describe, first, None, f", and {len(others)} more" if others else "")
+                )
 
     def reserve_any(self, count: int) -> list[Slot]:
         """Return slots in one placement group for `count` accelerators: the first of the cluster, else any free."""
@@ -129,37 +129,36 @@ class Reserver:
         with self._undone(), until(self._deadline):
             while True:
                 self._context.check_open()
-                # If there is not a CPU for each, take the accelerators without.
-                cpus = (1, 0) if self._is_noticed else (1,)
+                is_noticed = self._notice.is_over
                 choices = [every]
                 # Take others than the first only if those are held, and not just released.
-                if self._is_noticed or self._held(every[:count]):
+                if is_noticed or self._held(every[:count]):
                     choices.append(sorted(self._holdings().free_pieces(nodes) & set(every)))
-                for pieces in choices:
+                # If there is not a CPU for each, take the accelerators without.
+                for pieces, cpus in itertools.product(choices, (1, 0) if is_noticed else (1,)):
                     if len(pieces) >= count and (slots := self._take_any(pieces[:count], resource, cpus)):
-                        self._note_reserved(count)
+                        emitter.note("reserved", self._name, plural(count, "accelerator"))
                         return slots
                 if self._deadline.is_over:
                     holdings = self._holdings()
                     free = self._alive(holdings.free_pieces(self._context.nodes))
                     taken = [piece for node in self._context.nodes for piece in pieces_on(node) if piece not in free]
-                    what = f"{plural(count, 'accelerator')} could not be reserved in {self._seconds:.0f} s"
-                    raise self._taken(f"{what}, {len(free)} are free:", taken, holdings, free)
+                    what, more = plural(count, "accelerator"), f", {len(free)} are free"
+                    raise self._taken(what, more, taken, holdings, free)
                 self._pause(lambda: plural(count, "free accelerator"))
 
-    def _take_any(self, pieces: Sequence[Piece], resource: str, cpus: Sequence[int]) -> list[Slot]:
+    def _take_any(self, pieces: Sequence[Piece], resource: str, cpus: int) -> list[Slot]:
         """Take as many accelerators on the nodes of these, in one placement group; return none if Ray refuses."""
-        for number in cpus:
-            ask = Ask(resource=resource, node_ranks=tuple(piece.node_rank for piece in pieces), cpus=number)
-            groups, slots = self._make([ask]), list[Slot]()
-            bundles = [bundle for own in settle(groups, self._until).values() for bundle in own]
-            devices = probe(dict.fromkeys(bundles, resource), self._context.nodes, self._until)
-            for node in self._context.nodes:
-                own = [bundle for bundle in bundles if bundle.ray_id == node.ray_id]
-                slots += sorted(self._slots(node, own, pieces_on(node), devices), key=lambda slot: slot.piece)
-            if slots and not self._manager.take_slots(self._user, dict.fromkeys(slot.piece for slot in slots), slots):
-                return slots
-            self._manager.discard_groups(self._user, list(groups))
+        groups = self._make([Ask(resource=resource, node_ranks=tuple(piece.node_rank for piece in pieces), cpus=cpus)])
+        bundles = [bundle for own in settle(groups, self._until).values() for bundle in own]
+        devices = probe(dict.fromkeys(bundles, resource), self._context.nodes, self._until)
+        slots: list[Slot] = []
+        for node in self._context.nodes:
+            own = [bundle for bundle in bundles if bundle.ray_id == node.ray_id]
+            slots += sorted(self._slots(node, own, pieces_on(node), devices), key=lambda slot: slot.piece)
+        if slots and not self._manager.take_slots(self._user, dict.fromkeys(slot.piece for slot in slots), slots):
+            return slots
+        self._manager.discard_groups(self._user, list(groups))
         return []
 
     @contextlib.contextmanager
@@ -173,10 +172,10 @@ class Reserver:
                     self._manager.within(RESERVE_UNDO_SECONDS).release_slots(self._user)
             raise
         finally:
-            if self._has_said and self._context.is_connected:
-                with contextlib.suppress(Exception):
-                    self._manager.within(RESERVE_UNDO_SECONDS).note_wait(self._user, "")
             if self._has_said:
+                if self._context.is_connected:
+                    with contextlib.suppress(Exception):
+                        self._manager.within(RESERVE_UNDO_SECONDS).note_wait(self._user, "")
                 self._context.recorder.note_wait(self._name, "")
 
     def _pause(self, what: Callable[[], str]) -> None:
@@ -189,27 +188,17 @@ class Reserver:
             emitter.note("waits", self._name, f"for {text}")
             self._context.recorder.note_wait(self._name, text)
         # Who waits for minutes asks less often.
-        patience = min(_MOST_PATIENCE, 1 + self._seconds / RESERVE_PATIENCE_SECONDS)
+        patience = min(_MOST_PATIENCE, 1 + (time.monotonic() - self._began) / RESERVE_PATIENCE_SECONDS)
         time.sleep(self._random.uniform(*RESERVE_PAUSE_SECONDS) * patience)
-
-    def _note_reserved(self, count: int) -> None:
-        if count:
-            emitter.note("reserved", self._name, plural(count, "accelerator"))
-
-    @property
-    def _until(self) -> Deadline:
-        """When a try that began before the deadline is over at the latest."""
-        return Deadline(self._deadline.at + RESERVE_UNDO_SECONDS)
 
     def _holdings(self) -> Holdings:
         """Ask who has what; what hangs holds it up for less than a second after the deadline."""
         return self._occupancy.read(min(HOLDERS_SECONDS, max(RESERVE_UNDO_SECONDS, self._deadline.left)))
 
-    def _held(self, pieces: Sequence[Piece]) -> Shortage | None:
+    def _held(self, pieces: Sequence[Piece]) -> set[Piece]:
         """Return which of these others are known to hold."""
         holdings = self._holdings()
-        held = [piece for piece in pieces if holdings.of(piece, except_for=self._context.job.namespace)]
-        return Shortage(missing=frozenset(held)) if held else None
+        return {piece for piece in pieces if holdings.of(piece, except_for=self._context.job.namespace)}
 
     def _ask(self, shares: Shares) -> tuple[list[Slot], list[Piece]]:
         """Return what the job has already, and what not; ClusterError if a node is gone."""
@@ -232,50 +221,52 @@ class Reserver:
                 )
         return there, missing
 
-    def _take(self, pieces: Sequence[Piece], apart: set[int]) -> list[Slot] | Shortage:
-        """Try once; `apart` has the nodes whose accelerators must be identified one by one, and grows."""
+    def _take(self, pieces: Sequence[Piece]) -> tuple[list[Slot], set[Piece], set[Piece]]:
+        """Try once; return the slots, or none with what is missing and what is known to be free."""
         nodes = self._context.nodes
         wanted: dict[int, list[Piece]] = {}
         for piece in sorted(pieces):
             wanted.setdefault(piece.node_rank, []).append(piece)
-        apart |= {rank for rank, own in wanted.items() if own != pieces_on(nodes[rank])[: len(own)]}
-        placed = self._place({rank: len(own) for rank, own in wanted.items()}, apart)
+        self._apart |= {rank for rank, own in wanted.items() if own != pieces_on(nodes[rank])[: len(own)]}
+        placed = self._place({rank: len(own) for rank, own in wanted.items()})
         found = {bundle: resource_of(nodes[rank]) for rank in wanted for bundle in placed[rank]}
         devices = probe(found, nodes, self._until)
         slots: list[Slot] = []
         missing: set[Piece] = set()
         seen: set[Piece] = set()
-        is_certain = True
+        unclear: set[int] = set()
         for rank, own in wanted.items():
             got = {slot.piece: slot for slot in self._slots(nodes[rank], placed[rank], own, devices)}
             lacking = set(own) - set(got)
             missing |= lacking
             slots += [got[piece] for piece in own if piece in got]
-            if rank in apart:
+            if rank in self._apart:
                 seen |= set(got)
             elif lacking:
-                # The next try identifies one by one which of them are taken.
-                apart.add(rank)
-                is_certain = False
-        if missing:
-            self._manager.release_slots(self._user)
-            return Shortage(missing=frozenset(missing), seen_free=frozenset(seen), is_certain=is_certain)
-        # The surplus is removed when the rest is taken.
-        return slots
+                unclear.add(rank)
+        if not missing:
+            # The surplus is removed when the rest is taken.
+            return slots, missing, seen
+        self._manager.release_slots(self._user)
+        if unclear:
+            # Identify one by one which of them are taken.
+            self._apart |= unclear
+            return self._take(pieces)
+        return [], missing, seen
 
-    def _place(self, counts: Mapping[int, int], apart: set[int]) -> dict[int, list[Bundle]]:
-        """Ask on all nodes together: one placement group on each, or one for each accelerator on nodes in `apart`."""
+    def _place(self, counts: Mapping[int, int]) -> dict[int, list[Bundle]]:
+        """Ask on all nodes together: one placement group on each, or one for each accelerator to identify them."""
         asks: list[Ask] = []
         for rank, count in counts.items():
             node = self._context.nodes[rank]
             cpus = 1 if node.cpus >= node.num_accelerators else 0
-            ranks = (rank,) if rank in apart else (rank,) * count
+            ranks = (rank,) if rank in self._apart else (rank,) * count
             ask = Ask(resource=resource_of(node), node_ranks=ranks, cpus=cpus)
-            asks += [ask] * (node.num_accelerators if rank in apart else 1)
+            asks += [ask] * (node.num_accelerators if rank in self._apart else 1)
         groups = self._make(asks)
         placed = settle(groups, self._until)
         refused = [group for group in groups if group not in placed and groups[group].cpus]
-        if refused and self._is_noticed:
+        if refused and self._notice.is_over:
             # Without the CPU, which may be what is missing.
             again = [replace(groups[group], cpus=0) for group in refused]
             self._manager.discard_groups(self._user, refused)
@@ -325,23 +316,11 @@ class Reserver:
             out.append(Slot(piece=piece, device=device, ray_id=bundle.ray_id, group=bundle.group, bundle=bundle.index))
         return out
 
-    def _wait_for(self, shortage: Shortage, components: Components) -> None:
-        """Pause before the next try; AcceleratorsTaken if there is no time for one."""
-        missing = sorted(shortage.missing)
-        if self._deadline.is_over:
-            nodes, holdings = self._context.nodes, self._holdings()
-            known = holdings.free_pieces(nodes, except_for=self._context.job.namespace) | shortage.seen_free
-            free = self._alive(known - shortage.missing)
-            fit = nearest_fit(self._context.topology, components, free)
-            what = f"{plural(len(missing), 'accelerator')} for {self._name!r} could not be reserved"
-            raise self._taken(f"{what} in {self._seconds:.0f} s:", missing, holdings, free, fit)
-        more = f", and {len(missing) - 1} more" if len(missing) > 1 else ""
-        self._pause(lambda: f"{self._describe(missing[0], self._holdings())}{more}")
-
-    def _describe(self, piece: Piece, holdings: Holdings) -> str:
+    def _describe(self, piece: Piece, holdings: Holdings | None = None, more: str = "") -> str:
+        holdings = holdings or self._holdings()
         node = self._context.nodes[piece.node_rank]
         who = holdings.of(piece) or holdings.somewhere.get(piece.node_rank, [])
-        return f"accelerator {piece.local_rank} of {node}, {join_words(who) or 'taken'}"
+        return f"accelerator {piece.local_rank} of {node}, {join_words(who) or 'taken'}{more}"
 
     def _alive(self, pieces: Iterable[Piece]) -> set[Piece]:
         alive = {node.ray_id for node in live_nodes()}
@@ -350,15 +329,16 @@ class Reserver:
     def _taken(
         self,
         what: str,
+        more: str,
         pieces: Sequence[Piece],
         holdings: Holdings,
         free: set[Piece],
         fit: Mapping[str, str] | None = None,
     ) -> AcceleratorsTaken:
         """Make the error that says who has these pieces, and what to do instead."""
-        lines = [what, *(f"  {self._describe(piece, holdings)}" for piece in pieces[:_MOST_SHOWN])]
+        lines = [self._describe(piece, holdings) for piece in pieces[:_MOST_SHOWN]]
         if len(pieces) > _MOST_SHOWN:
-            lines.append(f"  and {len(pieces) - _MOST_SHOWN} more")
+            lines.append(f"and {len(pieces) - _MOST_SHOWN} more")
         on_nodes = []
         for node in self._context.nodes:
             if ranks := sorted(piece.local_rank for piece in free if piece.node_rank == node.rank):
@@ -367,7 +347,8 @@ class Reserver:
         hint = f"free now is {there}: plan with fewer, or wait; `roost status` shows who has what"
         if fit:
             hint = "this would fit now: " + ", ".join(f"{name}: {text}" for name, text in fit.items())
-        return AcceleratorsTaken("\n".join(lines), hint=hint)
+        first = f"{what} could not be reserved in {time.monotonic() - self._began:.0f} s{more}:"
+        return AcceleratorsTaken("\n  ".join([first, *lines]), hint=hint)
 
 
 def reserve_accelerators(
@@ -394,13 +375,12 @@ def reserve_plan(context: JobControl, plan: Plan, shares: Mapping[str, float], *
         if share is None:
             raise ConfigError(f"the share of {name!r} is None", hint="leave out components that declare none")
         check_share(share, f"the share of {name!r}")
-    declared: dict[Piece, dict[str, float]] = {}
-    for component in plan.components:
-        for piece in (piece for placement in component.placements for piece in accelerators_of(placement)):
-            on_piece = declared.setdefault(piece, {})
-            on_piece[component.name] = on_piece.get(component.name, 0.0) + shares.get(component.name, 0.0)
-    for piece, found in declared.items():
-        check_shares(piece, list(found.items()))
+    wanted = {piece: workers for piece, workers in plan.occupants().items() if piece.kind == ACCELERATOR}
+    for piece, workers in wanted.items():
+        declared: dict[str, float] = {}
+        for worker in workers:
+            declared[worker.component] = declared.get(worker.component, 0.0) + shares.get(worker.component, 0.0)
+        check_shares(piece, list(declared.items()))
     components = {component.name: component.placements for component in plan.components}
     # Each group declares its share when it is launched.
-    return reserve_accelerators(context, "plan", dict.fromkeys(declared), components, timeout=timeout)
+    return reserve_accelerators(context, "plan", dict.fromkeys(wanted), components, timeout=timeout)
