@@ -17,7 +17,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from types import MethodType, TracebackType
+from types import TracebackType
 from typing import Any
 
 import ray
@@ -84,13 +84,10 @@ class _on_the_cluster:  # noqa: N801 - a decorator
         self.__doc__ = function.__doc__
 
     def __get__(self, cluster: Cluster | None, owner: type[Cluster]) -> Callable[..., Any]:
-        if cluster is not None:
-            return MethodType(self._function, cluster)
-
-        # Only a call asks for the Cluster: looking at the class must not connect to anything.
         @functools.wraps(self._function)
         def call(*args: Any, **kwargs: Any) -> Any:
-            return self._function(owner(), *args, **kwargs)
+            # Only a call asks for the Cluster: looking at the class must not connect to anything.
+            return self._function(cluster or owner(), *args, **kwargs)
 
         return call
 
@@ -114,6 +111,38 @@ class Cluster:
     NAMESPACE = "roost"
     """The namespace of a job that is alone on its Ray."""
 
+    context: JobControl
+    """The job as launching, reserving and calling take it."""
+    namespace: str
+    """The job's namespace on Ray."""
+    address: str
+    """Ray's address."""
+    topology: Topology
+    """Nodes, accelerators and node groups as the planner takes them."""
+    nodes: tuple[NodeInfo, ...]
+    """The nodes, in the order of their ranks."""
+    num_nodes: int
+    """How many nodes the job has."""
+    num_accelerators: int
+    """How many accelerators there are on all nodes."""
+    accelerator_ranks: tuple[tuple[int, ...], ...]
+    """The hardware ranks of each node's accelerators, counted over the cluster."""
+    master_address: str
+    """The address of node 0."""
+    master_port: int
+    """A port on node 0 that is leased for the job."""
+    job: JobInfo
+    """Who runs the job, and where its run's folder is."""
+    run_dir: str
+    """The run's folder on the driver's machine, which has the workers' logs."""
+    logs: LogForwarder
+    """The thread that fetches and shows the workers' logs."""
+    recorder: Recorder
+    """The writer of the run's record."""
+    node_manager: NodeManager
+    """The proxy to the job's node manager."""
+    worker_manager: WorkerManager
+    """The proxy to the job's worker manager."""
     _current: Cluster | None = None
 
     def __new__(
@@ -147,7 +176,7 @@ class Cluster:
             )
             # A fork has the object of its parent, but not its connection.
             if current is not None and current._pid == os.getpid():
-                current._check_same(current._context, options)
+                current._check_same(current.context, options)
                 return current
             made = super().__new__(cls)
             made._begin(options)
@@ -157,12 +186,12 @@ class Cluster:
         """Open a job, or attach to one; what was done is undone if that fails."""
         self._pid = os.getpid()
         self._options = options
-        self._recorder = Recorder()
+        self.recorder = Recorder()
         # How to undo each step, last first, whatever goes wrong on the way.
         self._undo = contextlib.ExitStack()
         self._handlers = contextlib.ExitStack()
         self._close_by = Deadline(0.0)
-        self._stop = Stop(self._recorder.note_signal)
+        self._stop = Stop(self.recorder.note_signal)
         deadline = Deadline.after(options.timeout)
         try:
             if is_worker():
@@ -178,7 +207,7 @@ class Cluster:
                 node_manager, worker_manager, manager = managers
                 owner = name_of_job(made.ray_job) if options.attaches else None
                 context = JobContext.join(node_manager, worker_manager, made, owner, deadline)
-            control = JobControl.over(context, manager, Console(quiet=options.quiet), self._recorder, self._stop)
+            control = JobControl.over(context, manager, Console(quiet=options.quiet), self.recorder, self._stop)
             if control.connection is None:
                 # A mistake in the arguments must not end what the worker talks through.
                 self._check_same(control, options)
@@ -189,15 +218,25 @@ class Cluster:
                 self._undo.callback(control.long_waits.stop)
             if control.owner is None:
                 control.watch.add_managers(managers)
-                control.failures.on_new = self._recorder.note_failure
+                control.failures.on_new = self.recorder.note_failure
                 control.watch.add_look(control.failures.look, MEANWHILE_EVERY_SECONDS)
                 self._undo.callback(self._look_last, control)
             control.make_current()
-            self._context = control
+            self.context = control
+            self.job, self.nodes, self.topology = control.job, control.nodes, control.topology
+            self.namespace, self.address, self.run_dir = self.job.namespace, self.job.cluster, self.job.run_dir.path
+            self.node_manager, self.worker_manager = control.node_manager, control.worker_manager
+            self.master_address, self.master_port = self.nodes[0].address, control.master_port
+            self.num_nodes, self.num_accelerators = len(self.nodes), self.topology.num_accelerators
+            ends = itertools.accumulate(node.num_accelerators for node in self.nodes)
+            self.accelerator_ranks = tuple(
+                tuple(range(end - node.num_accelerators, end)) for node, end in zip(self.nodes, ends, strict=True)
+            )
+            self.logs = control.logs
             Cluster._current = self
             atexit.register(self._close_at_exit)
         except BaseException as error:
-            self._recorder.note_error(error)
+            self.recorder.note_error(error)
             self.close()
             raise
 
@@ -249,11 +288,13 @@ class Cluster:
         if job.keeps_events:
             start_driver_events(job.run_dir)
             self._undo.callback(emitter.stop)
-        self._undo.callback(self._recorder.end)
+        self._undo.callback(self.recorder.end)
         managers = start_managers(job, nodes, options.groups, options.port_range)
-        self._undo.callback(self._end_managers, made, managers)
+        handles = {manager.NAME: manager.handle for manager in managers}
+        # Callers of `close` rely on the names being free.
+        self._undo.callback(lambda: made.is_alive and end_actors(handles, Deadline.after(self._seconds_left)))
         if keeps_record:
-            self._recorder.begin(job, nodes, topology)
+            self.recorder.begin(job, nodes, topology)
         return managers
 
     def _attach(self, options: ClusterOptions) -> tuple[Connection, Managers]:
@@ -291,95 +332,14 @@ class Cluster:
             )
 
     @property
-    def context(self) -> JobControl:
-        """The job as launching, reserving and calling take it."""
-        return self._context
-
-    @property
-    def namespace(self) -> str:
-        """The job's namespace on Ray."""
-        return self._context.job.namespace
-
-    @property
-    def address(self) -> str:
-        """Ray's address."""
-        return self._context.job.cluster
-
-    @property
-    def topology(self) -> Topology:
-        """Nodes, accelerators and node groups as the planner takes them."""
-        return self._context.topology
-
-    @property
-    def nodes(self) -> tuple[NodeInfo, ...]:
-        """The nodes, in the order of their ranks."""
-        return self._context.nodes
-
-    @property
-    def num_nodes(self) -> int:
-        """How many nodes the job has."""
-        return len(self.nodes)
-
-    @property
-    def num_accelerators(self) -> int:
-        """How many accelerators there are on all nodes."""
-        return self.topology.num_accelerators
-
-    @property
-    def accelerator_ranks(self) -> tuple[tuple[int, ...], ...]:
-        """The hardware ranks of each node's accelerators, counted over the cluster."""
-        ends = itertools.accumulate(node.num_accelerators for node in self.nodes)
-        return tuple(tuple(range(end - node.num_accelerators, end)) for node, end in zip(self.nodes, ends, strict=True))
-
-    @property
-    def master_address(self) -> str:
-        """The address of node 0."""
-        return self.nodes[0].address
-
-    @property
-    def master_port(self) -> int:
-        """A port on node 0 that is leased for the job."""
-        return self._context.master_port
-
-    @property
-    def job(self) -> JobInfo:
-        """Who runs the job, and where its run's folder is."""
-        return self._context.job
-
-    @property
-    def run_dir(self) -> str:
-        """The run's folder on the driver's machine, which has the workers' logs."""
-        return self._context.run_dir.path
-
-    @property
-    def logs(self) -> LogForwarder:
-        """The thread that fetches and shows the workers' logs."""
-        return self._context.logs
-
-    @property
-    def recorder(self) -> Recorder:
-        """The writer of the run's record."""
-        return self._recorder
-
-    @property
     def is_open(self) -> bool:
         """Whether it was not closed yet."""
-        return not self._context.is_closed.is_set()
-
-    @property
-    def node_manager(self) -> NodeManager:
-        """The proxy to the job's node manager."""
-        return self._context.node_manager
-
-    @property
-    def worker_manager(self) -> WorkerManager:
-        """The proxy to the job's worker manager."""
-        return self._context.worker_manager
+        return not self.context.is_closed.is_set()
 
     @property
     def dead_nodes(self) -> tuple[int, ...]:
         """The ranks of nodes that have gone since the Cluster was made, as far as is known."""
-        return self._context.watch.dead_nodes
+        return self.context.watch.dead_nodes
 
     def get_node_group(self, label: str) -> NodeGroup:
         """Return a node group by its label."""
@@ -387,22 +347,22 @@ class Cluster:
 
     def get_node_info(self, node_rank: int) -> NodeInfo:
         """Return what is known about a node."""
-        return self._context.node(node_rank)
+        return self.context.node(node_rank)
 
     def get_node_ip(self, node_rank: int) -> str:
         """Return the address of a node."""
-        return self.get_node_info(node_rank).address
+        return self.context.node(node_rank).address
 
     def lease_ports(self, node_rank: int, count: int = 1, holder: str | None = None) -> PortLease:
         """Lease consecutive ports on a node; `holder` is the worker whose death releases them, by default the job."""
-        self._context.check_open()
-        if holder is None and self._context.connection is None:
+        self.context.check_open()
+        if holder is None and self.context.connection is None:
             holder = ray.get_runtime_context().get_actor_name() or None
-        return self.node_manager.lease_ports(self._context.node(node_rank).rank, count, holder)
+        return self.node_manager.lease_ports(self.context.node(node_rank).rank, count, holder)
 
     def release_ports(self, lease: PortLease) -> None:
         """Release a lease."""
-        self._context.check_open()
+        self.context.check_open()
         self.node_manager.release_ports([lease])
 
     @_on_the_cluster
@@ -421,7 +381,7 @@ class Cluster:
         `node_id` is a node's rank. `gpu_id` is the local rank of the accelerator that the actor sees; with None it
         sees all of its node. The environment is set before the module of `cls` is imported there.
         """
-        return allocate(self._context, cls, worker_name, node_id, gpu_id, env_vars or {}, cls_args, cls_kwargs or {})
+        return allocate(self.context, cls, worker_name, node_id, gpu_id, env_vars or {}, cls_args, cls_kwargs or {})
 
     def reserve(
         self, plan: Plan, *, shares: Mapping[str, float] | None = None, timeout: float = RESERVE_SECONDS
@@ -431,11 +391,11 @@ class Cluster:
         `shares` says what part of an accelerator a worker of each component uses; on one accelerator they add up to at
         most 1. Accelerators that other jobs hold are waited for until `timeout`.
         """
-        return reserve_plan(self._context, plan, shares or {}, timeout=timeout)
+        return reserve_plan(self.context, plan, shares or {}, timeout=timeout)
 
     def log_metric(self, name: str, value: float, step: float | None = None) -> None:
         """Add a value to a metric of the run, as `Worker.log_metric` does in a worker."""
-        self._context.check_open()
+        self.context.check_open()
         emitter.metric(str(name), float(value), None if step is None else float(step))
 
     def on_stop(self, callback: Callable[[], object], *, seconds: float = 30.0) -> None:
@@ -443,9 +403,9 @@ class Cluster:
 
         `seconds` is how long it may take: after SIGTERM the process has that long, and one minute for the rest.
         """
-        self._context.check_open()
+        self.context.check_open()
         check_timeout(seconds)
-        if self._context.connection is None:
+        if self.context.connection is None:
             raise ClusterError("on_stop is for the driver: a worker ends when its group is closed")
         self._stop.add(callback, seconds)
 
@@ -457,12 +417,12 @@ class Cluster:
             atexit.unregister(self._close_at_exit)
             if Cluster._current is self:
                 Cluster._current = None
-            context: JobControl | None = getattr(self, "_context", None)
+            context: JobControl | None = getattr(self, "context", None)
             if context is not None:
                 context.is_closed.set()
             if self._pid == os.getpid():
                 self._close_by = Deadline.after(CLUSTER_CLOSE_SECONDS)
-                self._recorder.note_close()
+                self.recorder.note_close()
                 with self._handlers:
                     self._undo.close()
 
@@ -483,7 +443,7 @@ class Cluster:
             if error is not None:
                 with_meanwhile(error)
         finally:
-            self._recorder.note_error(error)
+            self.recorder.note_error(error)
             self.close()
 
     def __repr__(self) -> str:
@@ -491,7 +451,7 @@ class Cluster:
         return f"<Cluster {plural(self.num_nodes, 'node')}, {plural(self.num_accelerators, 'accelerator')}{state}>"
 
     def _close_at_exit(self) -> None:
-        self._recorder.note_exit()
+        self.recorder.note_exit()
         if self._pid == os.getpid() and not hasattr(sys, "ps1"):
             self._stop.run_hooks(getattr(sys, "last_value", None))
         self.close()
@@ -518,8 +478,3 @@ class Cluster:
         """Let the record have what failed before the groups end."""
         if context.is_reachable:
             context.failures.look(is_last=True)
-
-    def _end_managers(self, made: Connection, managers: Managers) -> None:
-        if made.is_alive:
-            # Callers of `close` rely on the names being free.
-            end_actors({manager.NAME: manager.handle for manager in managers}, Deadline.after(self._seconds_left))
