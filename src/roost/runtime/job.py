@@ -7,7 +7,7 @@ import functools
 import importlib
 import logging
 from collections.abc import Callable, Mapping
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -29,6 +29,8 @@ from roost.text import did_you_mean, shorten
 
 log: logging.Logger = logging.getLogger(__name__)
 
+Drafts = list[tuple[WorkerConfig, GroupDraft[Any]]]
+"""Each component with its class and the arguments of its constructor."""
 Group = TypeVar("Group")
 
 
@@ -56,7 +58,7 @@ def run_job(
     Everything is read and imported before anything starts, and everything started is stopped afterwards. `source` goes
     into the run's record; `check_plan` gets the plan before the launch and may refuse it by raising.
     """
-    targets = load_code(read_run_config(draft))
+    drafts, entry = load_code(read_run_config(draft))
     config = draft.job.document.plain()
     with contextlib.ExitStack() as undo:
         cluster = undo.enter_context(
@@ -76,7 +78,7 @@ def run_job(
             check_plan(plan)
         if options.reserve:
             # All that the job needs, before any of it starts.
-            shares = {worker.component: worker.share for worker, _ in targets.drafts if worker.share is not None}
+            shares = {worker.component: worker.share for worker, _ in drafts if worker.share is not None}
             undo.enter_context(cluster.reserve(plan, shares=shares, timeout=options.wait))
         launches = {
             worker.component: functools.partial(
@@ -90,12 +92,12 @@ def run_job(
                 reserve=options.reserve,
                 share=worker.share if options.reserve else None,
             )
-            for worker, group in targets.drafts
+            for worker, group in drafts
         }
         groups = launch_together(cluster.context, launches)
         for group in groups.values():
             undo.enter_context(group)
-        return targets.entry(Job(config=config, plan=plan, cluster=cluster, groups=groups))
+        return entry(Job(config=config, plan=plan, cluster=cluster, groups=groups))
 
 
 def launch_together(context: JobControl, launches: Mapping[str, Callable[[], Group]]) -> dict[str, Group]:
@@ -116,37 +118,24 @@ def launch_together(context: JobControl, launches: Mapping[str, Callable[[], Gro
                 log.error("%s failed as well: %s", name, future.exception())
         return {name: future.result() for name, future in started.items() if first in (None, name)}
     except BaseException:
-        _end(context, list(started.values()))
+        deadline = Deadline.after(GROUP_CLOSE_SECONDS)
+        while not deadline.is_over:
+            is_over = all(launch.done() for launch in started.values())
+            # Closing a group that is still being launched ends its launch.
+            for close in reversed(list(context.open_groups.values())):
+                # A group that cannot be ended now ends with the Cluster.
+                with contextlib.suppress(RoostError):
+                    close(max(POLL_SECONDS, deadline.left))
+            if is_over:
+                break
+            wait(started.values(), timeout=POLL_SECONDS)
         raise
     finally:
         pool.shutdown(wait=False)
 
 
-def _end(context: JobControl, launches: list[Future[Group]]) -> None:
-    """Close every group, also those that are still being launched, which ends their launches."""
-    deadline = Deadline.after(GROUP_CLOSE_SECONDS)
-    while not deadline.is_over:
-        is_over = all(launch.done() for launch in launches)
-        for close in reversed(list(context.open_groups.values())):
-            # A group that cannot be ended now ends with the Cluster.
-            with contextlib.suppress(RoostError):
-                close(max(POLL_SECONDS, deadline.left))
-        if is_over:
-            return
-        wait(launches, timeout=POLL_SECONDS)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobCode:
-    """The code of a job."""
-
-    drafts: tuple[tuple[WorkerConfig, GroupDraft[Any]], ...]
-    """Each component with its class and the arguments of its constructor."""
-    entry: Callable[..., Any]
-
-
-def load_code(run: RunConfig) -> JobCode:
-    """Import all that a job names; one ConfigError has everything that is missing or does not fit.
+def load_code(run: RunConfig) -> tuple[Drafts, Callable[..., Any]]:
+    """Import the class of each component and the entry point; one ConfigError has all that is missing or does not fit.
 
     What a module raises while it is imported is raised as it is.
     """
@@ -154,23 +143,32 @@ def load_code(run: RunConfig) -> JobCode:
     drafts, entry = [], None
     for worker in run.workers:
         with notes.catching():
-            drafts.append((worker, _draft(worker)))
+            cls = load(worker.target, worker.where())
+            if not isinstance(cls, type) or not hasattr(cls, "create_group"):
+                message = f"{worker.target} is not a worker: {shorten(repr(cls))}"
+                raise ConfigError(message, hint="derive the class from roost.Worker", where=worker.where())
+            try:
+                drafts.append((worker, cls.create_group(*worker.args, **worker.kwargs)))
+            except TypeError as error:
+                where = worker.where("kwargs" if worker.kwargs or not worker.args else "args")
+                message = f"worker {worker.component!r}: {error}"
+                raise ConfigError(message, hint="see its args and kwargs", where=where) from None
     with notes.catching():
         entry = load(run.entry, run.entry_where)
         if not callable(entry):
             raise ConfigError(f"entry: {run.entry} cannot be called", where=run.entry_where)
     notes.raise_if_any()
-    return JobCode(drafts=tuple(drafts), entry=entry)
+    return drafts, entry
 
 
-def check_flow(flow: FlowConfig, code: JobCode) -> None:
+def check_flow(flow: FlowConfig, drafts: Drafts) -> None:
     """Raise one ConfigError with every call of a flow that the class of its component does not have."""
     notes = Notes()
-    drafts = {worker.component: (worker, draft) for worker, draft in code.drafts}
+    by_role = {worker.component: (worker, draft) for worker, draft in drafts}
     for call in flow.calls:
         role, _, method = call.rpartition(".")
-        if role in drafts and method not in drafts[role][1].methods:
-            worker, draft = drafts[role]
+        if role in by_role and method not in by_role[role][1].methods:
+            worker, draft = by_role[role]
             close = did_you_mean(method, draft.methods)
             hint = f"did you mean {role}.{close}?" if close else ""
             message = f"flow: {shorten(call)}: {worker.target} has no method {shorten(method)!r}"
@@ -194,17 +192,3 @@ def load(target: str, where: Where | None = None) -> Any:
         hint = f"did you mean {module_name}.{close}?" if close else ""
         raise ConfigError(f"{target}: module {module_name!r} has no {name!r}", hint=hint, where=where)
     return getattr(module, name)
-
-
-def _draft(worker: WorkerConfig) -> GroupDraft[Any]:
-    cls = load(worker.target, worker.where())
-    if not isinstance(cls, type) or not hasattr(cls, "create_group"):
-        message, hint = f"{worker.target} is not a worker: {shorten(repr(cls))}", "derive the class from roost.Worker"
-        raise ConfigError(message, hint=hint, where=worker.where())
-    try:
-        draft: GroupDraft[Any] = cls.create_group(*worker.args, **worker.kwargs)
-        return draft
-    except TypeError as error:
-        where = worker.where("kwargs" if worker.kwargs or not worker.args else "args")
-        message, hint = f"worker {worker.component!r}: {error}", "see its args and kwargs"
-        raise ConfigError(message, hint=hint, where=where) from None

@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 from roost.config.job import ClusterConfig, read_cluster_section
 from roost.config.node_groups import MAX_NODES, NodeGroup
@@ -18,6 +18,19 @@ from roost.runtime.limits import RESERVE_SECONDS as RESERVE_SECONDS
 from roost.runtime.limits import TIMEOUT_SECONDS
 from roost.text import shorten
 
+_FLAGS = {
+    "placement": "--placement",
+    "isolate_accelerator": "--no-isolate",
+    "reserve": "--no-reserve",
+    "quiet": "--quiet",
+    "address": "--address",
+    "run_dir": "--run-dir",
+    "local": "--local",
+    "name": "--name",
+    "note": "--note",
+    "wait": "--wait",
+}
+"""The flag of `roost run` for each of the options; a flag without a value says the opposite of the default."""
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -110,39 +123,25 @@ class RunOptions:
         >>> RunOptions(placement="hybrid", reserve=False).to_flags()
         (('--placement', 'hybrid'), ('--no-reserve', True))
         """
-        flags: dict[str, str | bool | None] = {
-            **dict.fromkeys(self.overrides, True),
-            "--placement": self.placement if self.placement != "auto" else None,
-            "--no-isolate": not self.isolate_accelerator,
-            "--no-reserve": not self.reserve,
-            "--quiet": self.quiet,
-            "--address": self.address,
-            "--run-dir": self.run_dir,
-            "--local": self.local,
-            "--name": self.name,
-            "--note": self.note,
-            "--wait": f"{self.wait:g}s" if self.wait != RESERVE_SECONDS else None,
-        }
-        return tuple((name, value) for name, value in flags.items() if value)
+        flags: dict[str, str | bool] = dict.fromkeys(self.overrides, True)
+        for name, flag in _FLAGS.items():
+            value, default = getattr(self, name), getattr(RunOptions(), name)
+            if value != default and value != "":
+                flags[flag] = True if isinstance(default, bool) else f"{value:g}s" if name == "wait" else value
+        return tuple(flags.items())
 
     @classmethod
     def from_flags(cls, flags: Iterable[tuple[str, str | bool]]) -> RunOptions:
         """Read the arguments of a run's record."""
         given = dict(flags)
-        texts = {name: value for name, value in given.items() if isinstance(value, str)}
-        return cls(
-            placement=cast(PlacementKind, texts.get("--placement", "auto")),  # make_plan checks it
-            isolate_accelerator="--no-isolate" not in given,
-            reserve="--no-reserve" not in given,
-            quiet="--quiet" in given,
-            address=texts.get("--address"),
-            run_dir=texts.get("--run-dir"),
-            overrides=tuple(name for name in given if not name.startswith("--")),
-            local=texts.get("--local"),
-            name=texts.get("--name"),
-            note=texts.get("--note"),
-            wait=read_seconds(texts["--wait"]) if "--wait" in texts else RESERVE_SECONDS,
-        )
+        found: dict[str, Any] = {"overrides": tuple(name for name in given if not name.startswith("--"))}
+        for name, flag in _FLAGS.items():
+            value, default = given.get(flag), getattr(RunOptions(), name)
+            if isinstance(default, bool) and flag in given:
+                found[name] = not default
+            elif isinstance(value, str):
+                found[name] = read_seconds(value) if name == "wait" else value
+        return cls(**found)
 
 
 def read_seconds(text: str) -> float:

@@ -100,9 +100,9 @@ def _check(job: Path, settings: Sequence[str], flags: Flags) -> _Checked:
 
         import_from_here()
         with notes.catching():
-            code = load_code(run)
+            drafts, _ = load_code(run)
             if isinstance(given.found, RunDraft) and given.found.flow is not None:
-                check_flow(given.found.flow, code)
+                check_flow(given.found.flow, drafts)
     notes.raise_if_any()
     findings = loaded.findings if loaded is not None else missing
     entry, plan = run and run.entry, loaded.plan if loaded else None
