@@ -194,7 +194,6 @@ TIME_OF_DAY = {
     "machine/disks.py": "the age of files",
     "runtime/events/emitter.py": "the time of day that a process's events begin with, for people",
     "runtime/events/sampler.py": "the time of day that a node's samples begin with, for people",
-    "runtime/failures/carry.py": "when a worker failed, for people",
     "runtime/failures/failure.py": "when a worker failed, for people",
     "runtime/failures/meanwhile.py": "how long ago a worker failed, for people",
     "runtime/groups/passed_calls.py": "when a worker failed, for people",

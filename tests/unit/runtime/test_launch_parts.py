@@ -24,8 +24,7 @@ from roost import (
     make_plan,
 )
 from roost.placement.plan import Piece
-from roost.runtime.failures.carry import carry
-from roost.runtime.failures.failure import Failure, FailureKind, asked_at, make_error
+from roost.runtime.failures.failure import Failure, FailureKind, asked_at, carry, make_error
 from roost.runtime.launch.plan import LaunchOptions, LaunchPlan, differences, plan_launch
 from roost.runtime.launch.progress import LaunchBoard, Phase
 from roost.runtime.managers.job_info import JobInfo
@@ -387,13 +386,13 @@ def raised(error: Exception) -> Exception:
 
 def test_an_exception_travels_pickled_or_at_least_described():
     sent = pickle.loads(pickle.dumps(carry(raised(KeyError("k")), "the tail")))  # noqa: S301 - our own bytes
-    assert sent.description["what"] == "KeyError: 'k'"
-    assert "test_launch_parts.py" in sent.description["traceback"]
-    assert isinstance(make_error([failure(0, pickled=sent.description["pickled"])], "in 'f'"), KeyError)
-    assert carry(raised(NoText()), "").description["what"].endswith("NoText: (its str() raises ValueError)")
+    assert sent.failure.what == "KeyError: 'k'"
+    assert "test_launch_parts.py" in sent.failure.traceback
+    assert isinstance(make_error([failure(0, pickled=sent.failure.pickled)], "in 'f'"), KeyError)
+    assert carry(raised(NoText()), "").failure.what.endswith("NoText: (its str() raises ValueError)")
     huge = carry(raised(Huge("x" * 5_000_000)), "")
-    assert huge.description["pickled"] is None
-    assert len(huge.description["what"]) + len(huge.description["traceback"]) < 100_000
+    assert huge.failure.pickled is None
+    assert len(huge.failure.what) + len(huge.failure.traceback) < 100_000
     assert isinstance(make_error([failure(0, pickled=b"broken")], "in 'f'"), WorkerFailed)
 
 

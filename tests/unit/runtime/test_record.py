@@ -31,7 +31,7 @@ from roost import (
 from roost.config.hardware import AcceleratorType
 from roost.machine.folders import socket_folder, state_folder
 from roost.placement.from_groups import Placed, gather_plan
-from roost.runtime.failures.failure import Failure, FailureKind, attach_failures
+from roost.runtime.failures.failure import Failure, FailureKind
 from roost.runtime.managers.job_info import JobInfo
 from roost.runtime.nodes.info import AcceleratorInfo, NodeInfo
 from roost.runtime.runs import index as index_module
@@ -282,7 +282,7 @@ def test_the_outcome_describes_the_exception():
     assert str(outcome_of(KeyboardInterrupt())) == "interrupted"
     error = ValueError("first\n" + "line\n" * 100)
     failure = Failure(kind=FailureKind.EXCEPTION, address="actor:3", rank=3, node="", what="", log_path="/logs/3.log")
-    attach_failures(error, (failure,))
+    error.worker_failures = (failure,)
     found = outcome_of(error)
     assert (found.error, found.worker, found.log) == ("ValueError", "actor:3", "/logs/3.log")
     assert found.message.startswith("first\nline")

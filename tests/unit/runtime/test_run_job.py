@@ -15,7 +15,6 @@ from roost import ConfigError, JobConfig
 from roost.cli.main import app
 from roost.cli.report import user_report
 from roost.config.job import read_job_draft
-from roost.runtime.failures.failure import attach_failures
 from roost.runtime.job import load, run_job
 from roost.runtime.options import ClusterOptions, RunOptions
 from roost.runtime.runs.record import RunJob
@@ -87,7 +86,7 @@ def test_an_exception_from_a_workers_constructor_is_shown_with_its_notes():
     error = FileNotFoundError(2, "No such file or directory", "model.bin")
     error.add_note("in actor:0 on node 1")
     assert user_report(error) is None, "so far it is an error of Roost"
-    attach_failures(error, ())
+    error.worker_failures = ()
     shown = "FileNotFoundError: [Errno 2] No such file or directory: 'model.bin'\nin actor:0 on node 1\n"
     assert user_report(error) == shown
 

@@ -1,24 +1,27 @@
 """What went wrong in which worker, and how it reaches the caller: as the worker's own exception, with what is known.
 
-An exception in a worker travels as a `RemoteFailure`: pickled if possible, and described in any case. `failure_of`
-turns what Ray raises into a `Failure`, and `make_error` turns failures into the exception for the caller, with notes
-that say which worker raised it, where, with what traceback and log.
+`carry` packs an exception in the worker: pickled if possible, and described in any case. `failure_of` turns what Ray
+raises for a call into a `Failure`, and `make_error` turns failures into the exception for the caller, with notes that
+say which worker raised it, where, with what traceback and log.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 import re
 import sys
 import textwrap
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
+from ray import cloudpickle
 from ray.exceptions import (
     ActorUnavailableError,
     NodeDiedError,
@@ -31,12 +34,19 @@ from ray.exceptions import (
 
 from roost.config.ranks import format_ranks
 from roost.errors import WorkerDied, WorkerFailed
-from roost.runtime.failures.carry import RemoteFailure, revive
-from roost.text import error_text, message_of, plural, printable, printable_lines, shorten
+from roost.text import at_most, error_text, message_of, plural, printable, printable_lines, shorten
+
+Made = TypeVar("Made")
+
+# Ray delivers a small failure immediately, and a large one only when the whole call is over.
+_MAX_PICKLED = 32 * 1024
+_MAX_TEXT = 12_000
 
 _CRASH = re.compile(r"Fatal Python error: (.+)")
 _EXIT_CODE = re.compile(r"exit code (\d+)")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_IDS = ("class_name:", "actor_id:", "namespace:", "name:", "ip:", "pid:", "The actor died because", "ray::")
+"""How the lines of Ray's account of a death begin that mean nothing to the reader."""
 DEATHS = (RayActorError, WorkerCrashedError, NodeDiedError, OutOfMemoryError)
 
 
@@ -83,9 +93,96 @@ class Failure:
         return "\n".join(parts)
 
 
+class RemoteFailure(Exception):  # noqa: N818 - what happened
+    """An exception on its way from a worker to its caller. The failure survives whatever the exception is like."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure)
+        self.failure = failure
+
+    def __str__(self) -> str:
+        return self.failure.traceback
+
+
+def carry(
+    error: BaseException, log_tail: str, *, address: str = "", rank: int = 0, node: str = "", method: str = ""
+) -> RemoteFailure:
+    """Prepare an exception to travel: called in the worker that caught it.
+
+    It says who raised it if that is not known at the other end: the argument of a call may be the result of another
+    one, with which it fails.
+    """
+    # Leave out our own frames, which called the user's code.
+    trace = error.__traceback__
+    while trace and trace.tb_next and trace.tb_frame.f_globals.get("__name__", "").startswith("roost.runtime."):
+        trace = trace.tb_next
+    kind = type(error)
+    name = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    message = _tried(lambda: message_of(error), "(its str() raises KeyboardInterrupt)")
+    what = f"{name}: {shorten(message, _MAX_TEXT)}" if message else name
+    shown = _tried(
+        lambda: "".join(traceback.TracebackException(kind, error, trace).format()),
+        "".join(["Traceback (most recent call last):\n", *traceback.format_tb(trace), what]),
+    )
+    return RemoteFailure(
+        Failure(
+            kind=FailureKind.EXCEPTION,
+            address=address,
+            rank=rank,
+            node=node,
+            what=what,
+            traceback=_cut_middle(shown),
+            log_tail=_cut_middle(log_tail),
+            pid=os.getpid(),
+            when=time.time(),
+            pickled=_tried(lambda: _pickled(error), None),
+            method=method,
+        )
+    )
+
+
+def _tried(make: Callable[[], Made], otherwise: Made) -> Made:
+    """Call what runs code of the exception's class, which may raise anything, also what would end this process."""
+    try:
+        return make()
+    except BaseException:
+        return otherwise
+
+
+def _pickled(error: BaseException) -> bytes | None:
+    """Pickle the exception, if it survives the round trip as what it was."""
+    # These mean something to the code that they would pass through.
+    if not isinstance(error, Exception) or isinstance(error, StopIteration | StopAsyncIteration):
+        return None
+    data: bytes = cloudpickle.dumps(error)  # type: ignore[no-untyped-call]
+    return data if len(data) <= _MAX_PICKLED and type(_revive(data, "")) is type(error) else None
+
+
+def _cut_middle(text: str) -> str:
+    if len(text) <= _MAX_TEXT:
+        return text
+    half = _MAX_TEXT // 2
+    return f"{text[:half]}\n  … {len(text) - _MAX_TEXT} characters left out …\n{text[-half:]}"
+
+
+def _revive(pickled: bytes, note: str) -> Exception | None:
+    """Return a pickled exception with a note; None if it does not come back as one that can be shown."""
+    try:
+        error = pickle.loads(pickled)  # noqa: S301 - pickled by a worker of this job
+        error.add_note(note)
+        # The class is the user's: what these raise would otherwise come up where the caller shows the exception.
+        str(error), repr(error)
+    except KeyboardInterrupt:
+        raise
+    except BaseException:
+        return None
+    return error if isinstance(error, Exception) else None
+
+
 def describe_death(error: BaseException, log_tail: str = "") -> str:
     """Say what is known about a death, from Ray's long account and the end of the log."""
-    text = " ".join(_useful_lines(str(error)))
+    lines = [line for line in (printable(line.strip()) for line in str(error).splitlines()) if line]
+    text = " ".join([line for line in lines if not line.startswith(_IDS)] or lines)
     if isinstance(error, OutOfMemoryError) or "running low on memory" in text:
         return "Ray ended it because its node was running out of memory"
     if "placement group was removed" in text or "placement group is removed" in text:
@@ -105,14 +202,15 @@ def describe_death(error: BaseException, log_tail: str = "") -> str:
 def failure_of(error: BaseException, *, address: str, rank: int, node: str, log_path: str) -> Failure:
     """Turn what Ray raised for a call to a worker into that worker's failure."""
     cause: Exception | None = getattr(error, "cause", None)
-    base: dict[str, Any] = {"address": address, "rank": rank, "node": node, "log_path": log_path}
+    called: dict[str, Any] = {"address": address, "rank": rank, "node": node}
     if isinstance(cause, RemoteFailure):
-        described: dict[str, Any] = dict(cause.description)
-        base |= described.pop("origin", {})
+        found = cause.failure
         # An exception may quote what its worker got from elsewhere.
-        described |= {name: printable_lines(described[name]) for name in ("what", "traceback", "log_tail")}
-        return Failure(kind=FailureKind.EXCEPTION, **base, **described)
-    base |= {"when": time.time(), "kind": FailureKind.EXCEPTION}
+        shown: dict[str, Any] = {
+            name: printable_lines(getattr(found, name)) for name in ("what", "traceback", "log_tail")
+        }
+        return replace(found, log_path=log_path, **shown | ({} if found.address else called))
+    base = {**called, "log_path": log_path, "when": time.time(), "kind": FailureKind.EXCEPTION}
     if isinstance(error, DEATHS) and not isinstance(error, RayTaskError):
         return Failure(**base | {"kind": FailureKind.DEATH, "what": describe_death(error)})
     if isinstance(error, RayTaskError):
@@ -124,6 +222,11 @@ def failure_of(error: BaseException, *, address: str, rank: int, node: str, log_
         what = f"its answer cannot be read here: {_last_line(str(error))}"
         return Failure(what=what, traceback=printable_lines(str(error)), **base)
     return Failure(what=printable_lines(error_text(error)), **base)
+
+
+def _last_line(text: str) -> str:
+    lines = [printable(line.strip()) for line in text.splitlines() if line.strip()]
+    return shorten(lines[-1], 500) if lines else ""
 
 
 def make_error(failures: Sequence[Failure], doing: str, unfinished: Sequence[int] = (), asked: str = "") -> Exception:
@@ -144,19 +247,19 @@ def make_error(failures: Sequence[Failure], doing: str, unfinished: Sequence[int
     rest = [f"  {asked}"] if asked else []
     if others:
         rest.append(f"  also failed ({len(others)}):")
-        rest += [f"    {shorten(str(other), 300)}" for other in others[:16]]
-        rest += [f"    and {len(others) - 16} more"] if len(others) > 16 else []
+        rest += [f"    {line}" for line in at_most([shorten(str(other), 300) for other in others], 16)]
     if unfinished:
         rest.append(f"  not finished yet: {plural(len(unfinished), 'rank')}, {format_ranks(unfinished)}")
     note = f"in {first.address} on {first.node}, pid {first.pid}, {doing}"
     notes = "\n".join(filter(None, [note, first.details, *rest]))
-    error = revive(first.pickled, notes) if first.pickled else None
+    error = _revive(first.pickled, notes) if first.pickled else None
     if error is None:
-        kind = WorkerDied if first.kind is FailureKind.DEATH else WorkerFailed
-        verb = "died" if first.kind is FailureKind.DEATH else "failed"
+        kind, verb = (WorkerDied, "died") if first.kind is FailureKind.DEATH else (WorkerFailed, "failed")
         text = f"{first.address} on {first.node} {verb} {doing}: {first.what}"
         error = kind("\n".join(filter(None, [text, first.details, *rest])))
-    attach_failures(error, (first, *others))
+    # For the caller's code what the notes are for people. The class may have no room for it, or refuse it.
+    with contextlib.suppress(Exception):
+        error.worker_failures = (first, *others)  # type: ignore[attr-defined]
     return error
 
 
@@ -174,23 +277,3 @@ def asked_at() -> str:
     # As in a traceback, and shorter where that is as clear.
     here = os.path.relpath(file) if os.path.isabs(file) and file.startswith(os.path.join(os.getcwd(), "")) else file
     return f"asked for at {here}:{frame.f_lineno}"
-
-
-def attach_failures(error: BaseException, failures: tuple[Failure, ...]) -> None:
-    """Give the caller's code in `error.worker_failures` what the notes give people."""
-    # The class may have no room for it, or refuse it.
-    with contextlib.suppress(Exception):
-        error.worker_failures = failures  # type: ignore[attr-defined]
-
-
-def _useful_lines(text: str) -> list[str]:
-    """Leave out the ids in Ray's account, which mean nothing to the reader."""
-    skipped = ("class_name:", "actor_id:", "namespace:", "name:", "ip:", "pid:", "The actor died because", "ray::")
-    lines = [printable(line.strip()) for line in text.splitlines()]
-    kept = [line for line in lines if line and not line.startswith(skipped)]
-    return kept or [line for line in lines if line]
-
-
-def _last_line(text: str) -> str:
-    lines = [printable(line.strip()) for line in text.splitlines() if line.strip()]
-    return shorten(lines[-1], 500) if lines else ""

@@ -33,7 +33,7 @@ from roost.runtime.events.format import worker_file
 from roost.runtime.events.sampler import Sampler
 from roost.runtime.events.stacks import answer_request
 from roost.runtime.events.waits import record_waits_of_torch
-from roost.runtime.failures.carry import Origin, carry
+from roost.runtime.failures.failure import carry
 from roost.runtime.limits import CONSUMERS_EVERY_SECONDS, FLUSH_SECONDS, PREDECESSOR_SECONDS
 from roost.runtime.process import output
 from roost.runtime.process.failed import report
@@ -270,14 +270,14 @@ def _carried(method: str = "", called: str = "") -> Iterator[None]:
         # These end the process or the generator; they are not failures of the user's code.
         raise
     except BaseException as error:
-        identity, origin = current_identity(), None
+        identity, origin = current_identity(), dict[str, Any]()
         if identity is not None and method:
-            origin = Origin(address=identity.address, rank=identity.rank, node=identity.node, method=method)
-        carried = carry(error, output.read_tail(output.own_place().path), origin)
+            origin = {"address": identity.address, "rank": identity.rank, "node": identity.node, "method": method}
+        carried = carry(error, output.read_tail(output.own_place().path), **origin)
         # The caller may never look at the result.
         if called or method:
             causes = [(item.address, item.pid or 0, item.when) for item in getattr(error, "worker_failures", ())]
-            report(carried.description, called or method, causes)
+            report(carried.failure, called or method, causes)
         raise carried from None
 
 

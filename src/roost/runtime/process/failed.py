@@ -18,7 +18,7 @@ from typing import Any
 import ray
 
 from roost.runtime.events.emitter import emitter
-from roost.runtime.failures.carry import Description
+from roost.runtime.failures.failure import Failure
 from roost.runtime.failures.meanwhile import CallFailure, Key
 from roost.runtime.limits import FAILURES_EVERY_SECONDS, TELL_SECONDS
 from roost.runtime.process import output
@@ -43,30 +43,30 @@ class _Kind:
     untold: int = 0
 
 
-def report(found: Description, method: str, causes: Sequence[Key] = ()) -> None:
+def report(found: Failure, method: str, causes: Sequence[Key] = ()) -> None:
     """Write an exception of a method into the log and the events, and tell the worker manager. Never raises."""
     with contextlib.suppress(Exception):
         identity = current_identity()
         if identity is None:
             return
-        now, traceback = time.strftime("%Y-%m-%d %H:%M:%S"), found["traceback"].rstrip()
-        output.write(f"{now} ERROR {identity.address} failed in {method}, pid {found['pid']}:\n{traceback}\n")
-        more = _untold(method, found["what"])
+        now, traceback = time.strftime("%Y-%m-%d %H:%M:%S"), found.traceback.rstrip()
+        output.write(f"{now} ERROR {identity.address} failed in {method}, pid {found.pid}:\n{traceback}\n")
+        more = _untold(method, found.what)
         if more is None:
             return
         failure = CallFailure(
             address=identity.address,
             node=identity.node,
             method=method,
-            what=found["what"],
-            pid=found["pid"],
-            when=found["when"],
+            what=found.what,
+            pid=found.pid or 0,
+            when=found.when,
             more=more,
             causes=tuple(causes),
         )
         short = traceback if len(traceback) <= _LONGEST_TRACEBACK else f"…{traceback[-_LONGEST_TRACEBACK:]}"
         emitter.note(
-            "raised", identity.address, shorten(found["what"], 300), method=method, traceback=short, more=more or None
+            "raised", identity.address, shorten(found.what, 300), method=method, traceback=short, more=more or None
         )
         telling = threading.Thread(target=_tell, args=(failure,), name="roost-failures", daemon=True)
         telling.start()
