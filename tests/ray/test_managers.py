@@ -221,13 +221,13 @@ def test_ports_that_a_launch_could_not_release_are_released_later(small_cluster)
     manager = small_cluster.node_manager
     before = manager.count_leased_ports()
     port = GroupPort(manager, 0, None)
-    port.propose(Deadline.after(30))
+    candidates = port.propose(Deadline.after(30))
     pid = ray.get(manager.handle.__ray_call__.remote(lambda _: os.getpid()), timeout=60)
     # So that the next process knows it.
     ray.get(manager.handle.save_again.remote(), timeout=60)
     with stopped(pid):
         with pytest.raises(ClusterError):
-            port.choose(port.candidates[0], Deadline.after(0.5))
+            port.choose(candidates[0], Deadline.after(0.5))
         # With what it was asked to do; Ray restarts it.
         os.kill(pid, signal.SIGKILL)
     port.release(Deadline.after(30))

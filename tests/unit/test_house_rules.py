@@ -196,7 +196,7 @@ TIME_OF_DAY = {
     "runtime/events/sampler.py": "the time of day that a node's samples begin with, for people",
     "runtime/failures/failure.py": "when a worker failed, for people",
     "runtime/failures/meanwhile.py": "how long ago a worker failed, for people",
-    "runtime/groups/passed_calls.py": "when a worker failed, for people",
+    "runtime/groups/result.py": "when a worker failed, for people",
     "runtime/managers/job_info.py": "when a job began, for people",
     "runtime/managers/long_waits.py": "since when a driver waits, for people",
     "runtime/managers/worker_manager.py": "since when a worker has its state, for people",

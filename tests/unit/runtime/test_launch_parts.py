@@ -25,10 +25,10 @@ from roost import (
 )
 from roost.placement.plan import Piece
 from roost.runtime.failures.failure import Failure, FailureKind, asked_at, carry, make_error
-from roost.runtime.launch.plan import LaunchOptions, LaunchPlan, differences, plan_launch
+from roost.runtime.launch.plan import LaunchPlan, differences, plan_launch
 from roost.runtime.launch.progress import LaunchBoard, Phase
 from roost.runtime.managers.job_info import JobInfo
-from roost.runtime.process.environment import join_environments, split_environment
+from roost.runtime.process.environment import build_environment
 from roost.runtime.process.output import LogPlace, choose_place, read_stack, read_tail
 from roost.runtime.process.spec import Report, WorkerSpec
 from roost.runtime.runs.console import Console
@@ -79,6 +79,7 @@ def report(**changes: object) -> Report:
         "ray_id": "ray-0",
         "host": "n0",
         "pid": 1,
+        "instance": "a1",
         "interpreter": "/usr/bin/python",
         "visible": "0",
         "log": LogPlace(path="/run/0.log", base="/run", is_shared=True),
@@ -90,7 +91,7 @@ NODES = [node(rank, accelerators=(gpu(0), gpu(1))) for rank in range(2)]
 
 
 def plan(topology: Topology, nodes: list[NodeInfo], name: str = "actor", **options: object) -> LaunchPlan:
-    return plan_launch(name, LaunchOptions(**options), topology, nodes, OUR_JOB)
+    return plan_launch(name, topology, nodes, OUR_JOB, **options)
 
 
 def specs(**env_vars: str) -> list[WorkerSpec]:
@@ -116,10 +117,10 @@ def test_without_accelerators_there_is_a_worker_on_each_node():
 
 def test_search_paths_are_joined_and_early_variables_are_kept_apart():
     layers = [{"PYTHONPATH": "/group", "A": "1"}, {"PYTHONPATH": "/mine:/group", "A": "2"}]
-    joined = join_environments(layers, {"PYTHONPATH": "/node", "OTHER": "x"})
-    assert joined == {"PYTHONPATH": "/mine:/group:/node", "A": "2"}
-    assert join_environments([{"MODEL_PATH": "/new"}], {"MODEL_PATH": "/old"}) == {"MODEL_PATH": "/new"}
-    late, early = split_environment(joined | {"LD_PRELOAD": "x.so", "MALLOC_ARENA_MAX": "1", "RANK": "0"})
+    found = build_environment(layers, {"PYTHONPATH": "/node", "OTHER": "x"})
+    assert found == ({"A": "2"}, {"PYTHONPATH": "/mine:/group:/node"})
+    assert build_environment([{"MODEL_PATH": "/new"}], {"MODEL_PATH": "/old"}) == ({"MODEL_PATH": "/new"}, {})
+    late, early = build_environment([*layers, {"LD_PRELOAD": "x.so", "MALLOC_ARENA_MAX": "1", "RANK": "0"}], {})
     assert sorted(early) == ["LD_PRELOAD", "MALLOC_ARENA_MAX", "PYTHONPATH"]
     assert sorted(late) == ["A", "RANK"]
 
@@ -183,7 +184,6 @@ def test_a_launch_reserves_each_accelerator_once_with_what_its_workers_use_of_it
     ]
     assert crowd.shares == {Piece(0, "accelerator", 0): 0.5, Piece(0, "accelerator", 1): 0.5}
     assert plan(topology, NODES, strategy=shared, reserve=False).shares == {}
-    assert crowd.master_node == 0
     assert pickle.loads(pickle.dumps(crowd.specs)) == crowd.specs  # noqa: S301 - a process gets its spec whole
 
 
@@ -230,7 +230,7 @@ def test_a_plan_reproduces_its_placements_on_the_hardware_it_was_made_for():
 def test_the_board_knows_which_workers_are_late():
     board = LaunchBoard(Console(), "a", ["a:0", "a:1"], now=1.0)
     board.advance("a:0", Phase.CONSTRUCTING, now=2.0)
-    assert (board.phase("a:0"), board.since("a:0"), board.late) == (Phase.CONSTRUCTING, 2.0, ["a:0", "a:1"])
+    assert (board.entered["a:0"], board.late) == ((Phase.CONSTRUCTING, 2.0), ["a:0", "a:1"])
     assert board.summary == "1 requested, 1 constructing"
     for address in ("a:0", "a:1"):
         board.advance(address, Phase.READY, now=3.0)

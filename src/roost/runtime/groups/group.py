@@ -28,7 +28,7 @@ from roost.runtime.connect.calls import check_not_fork, is_fork
 from roost.runtime.groups.members import Members, OwnMembers
 from roost.runtime.groups.result import CallResult, Value
 from roost.runtime.groups.stream import ItemStream
-from roost.runtime.launch.plan import LaunchOptions, plan_launch
+from roost.runtime.launch.plan import plan_launch
 from roost.runtime.limits import GROUP_CLOSE_SECONDS
 from roost.runtime.limits import LAUNCH_SECONDS as LAUNCH_SECONDS
 from roost.runtime.process.actor import make_actor_class, method_kind
@@ -110,22 +110,25 @@ class GroupDraft(Generic[Class]):
             raise ConfigError(f"launch takes a Cluster, not a {kind}", hint="for example launch(Cluster(num_nodes=2))")
         context = cluster.context
         context.check_open()
-        options = LaunchOptions(
+        cls_name = self._cls.__name__
+        full_name = check_group_name(cls_name if name is None else name)
+        if not self._is_top and (parent := current_identity()) is not None:
+            # `actor:0:1` is rank 1 of the group that actor:0 launched; a second group of actor:0 needs a name.
+            full_name = parent.address if name is None else f"{parent.address}:{name}"
+        plan = plan_launch(
+            full_name,
+            context.topology,
+            context.nodes,
+            context.job,
             strategy=placement_strategy,
             isolate_accelerator=isolate_accelerator,
-            env_vars=env_vars or {},
+            env_vars=env_vars,
             max_concurrency=max_concurrency,
             timeout=timeout,
             restarts=restarts,
             reserve=reserve,
             share=share,
         )
-        cls_name = self._cls.__name__
-        full_name = check_group_name(cls_name if name is None else name)
-        if not self._is_top and (parent := current_identity()) is not None:
-            # `actor:0:1` is rank 1 of the group that actor:0 launched; a second group of actor:0 needs a name.
-            full_name = parent.address if name is None else f"{parent.address}:{name}"
-        plan = plan_launch(full_name, options, context.topology, context.nodes, context.job)
         remote: Any = ray.remote(make_actor_class(cls_name, self._methods))
         own = (self._cls, *self._args), self._kwargs
         constructor = ship(own, lambda: f"{cls_name} or an argument of create_group")
@@ -134,7 +137,8 @@ class GroupDraft(Generic[Class]):
                 label = f"{cls_name}.{method}"
                 log.warning("%s is called with group.call(%r): group.%s is the group's own", label, method, method)
         members = OwnMembers(context, plan, self._methods, remote, constructor)
-        with context.recorder.launching(full_name, self._cls, placement_strategy, plan.placements) as note:
+        placements = [spec.identity.placement for spec in plan.specs]
+        with context.recorder.launching(full_name, self._cls, placement_strategy, placements) as note:
             began = time.monotonic()
             note({phase: when - began for phase, when in members.launch().items()})
         return WorkerGroup(members, range(members.size))

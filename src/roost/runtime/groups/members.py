@@ -24,8 +24,7 @@ from roost.runtime.connect.head import within
 from roost.runtime.events.emitter import emitter
 from roost.runtime.events.waits import waiting
 from roost.runtime.failures.failure import Failure, FailureKind
-from roost.runtime.groups.passed_calls import PassedCall, failures_of, lost_value
-from roost.runtime.groups.result import CallResult, sources_of
+from roost.runtime.groups.result import CallResult, PassedCall, lost_value
 from roost.runtime.launch.launch import GroupPort, Launch
 from roost.runtime.launch.plan import LaunchPlan
 from roost.runtime.launch.progress import Phase
@@ -42,13 +41,14 @@ from roost.runtime.limits import (
     RESERVE_SECONDS,
 )
 from roost.runtime.managers.control import JobControl
-from roost.runtime.managers.ledgers.workers import GroupRecord, Started, WorkerRecord, WorkerState
+from roost.runtime.managers.ledgers.workers import GroupRecord, WorkerRecord, WorkerState
+from roost.runtime.managers.worker_manager import WorkerManager
 from roost.runtime.nodes.discover import live_nodes
 from roost.runtime.nodes.ray_state import is_known_dead, living
 from roost.runtime.process.actor import MethodKind
 from roost.runtime.process.identity import WorkerIdentity
 from roost.runtime.process.packing import Sent
-from roost.runtime.process.spec import WorkerSpec
+from roost.runtime.process.spec import Report, WorkerSpec
 from roost.runtime.reserve.reservation import Reservation
 from roost.runtime.reserve.reserver import reserve_accelerators
 from roost.runtime.runs.folder import put_aside
@@ -69,6 +69,8 @@ class Members:
         self._record = record
         # By rank; a missing one is looked up when it is needed.
         self._handles: dict[int, ActorHandle[Any]] = {}
+        self._restarting: int | None = None
+        """The rank that this process restarts now, which has no actor that could be called."""
         self.size: int = len(record.identities)
         self.is_closed: bool = False
         self._kept: list[tuple[int, str, tuple[Any, ...], Future[Any]]] = []
@@ -92,7 +94,11 @@ class Members:
         """Return which of some ranks are being restarted; with a deadline, wait until none is or it is over."""
         while True:
             self.check_open()
-            lost = [rank for rank in ranks if self._is_lost(rank)]
+            lost = [
+                rank
+                for rank in ranks
+                if rank == self._restarting or rank not in self._handles or is_known_dead(self._handles[rank])
+            ]
             late = self._find_again(lost) if lost else set()
             if not late or deadline is None or deadline.is_over:
                 return late
@@ -105,26 +111,28 @@ class Members:
         self.context.check_reachable(f": who of {self.name!r} is alive is not known")
         addresses = [identity.address for identity in self._record.identities]
         # Asked before Ray: one that begins to be restarted in between is known to be dead.
-        ready = self._ready()
+        ready = self._ready(addresses)
         alive = living(addresses) if ready else ()
         return [rank for rank, address in enumerate(addresses) if rank in ready and address in alive]
 
-    def _ready(self) -> set[int]:
-        """Return the ranks that were constructed and not restarted since; none if the name is another launch's now."""
-        manager = self.context.worker_manager
+    def _ready(self, addresses: Sequence[str]) -> set[int]:
+        """Return which of these were constructed and not restarted since, by rank."""
+        _, workers = self._known(addresses, self.context.worker_manager)
+        return {worker.rank for worker in workers.values() if worker.state is WorkerState.READY}
+
+    def _known(
+        self, addresses: Sequence[str], manager: WorkerManager
+    ) -> tuple[GroupRecord | None, dict[str, WorkerRecord]]:
+        """Return what the job knows of the group and some of its workers; nothing if the name is another launch's."""
         try:
-            if manager.get_group(self.name).launch != self._record.launch:
-                return set()
-            found = manager.get_workers([identity.address for identity in self._record.identities])
+            record = manager.get_group(self.name)
+            if record.launch == self._record.launch:
+                return record, {worker.address: worker for worker in manager.get_workers(addresses)}
         except ManagerDied:
             raise
         except ClusterError:
-            return set()
-        return {worker.rank for worker in found if worker.state is WorkerState.READY}
-
-    def _is_lost(self, rank: int) -> bool:
-        """Whether this process has no actor of a rank that it could call."""
-        return rank not in self._handles or is_known_dead(self._handles[rank])
+            pass
+        return None, {}
 
     def call(self, method: str, ranks: Sequence[int], sent: Sequence[Sent]) -> CallResult[Any]:
         """Call a method on some ranks, with what is sent to each."""
@@ -136,7 +144,7 @@ class Members:
             else getattr(self._handles[rank], method).remote(*item.arguments)
             for rank, item in zip(ranks, sent, strict=True)
         ]
-        result: CallResult[Any] = CallResult(self, method, ranks, calls, sources_of(sent))
+        result: CallResult[Any] = CallResult(self, method, ranks, calls, [item.sources for item in sent])
         self._results.append(weakref.ref(result))
         return result
 
@@ -173,8 +181,9 @@ class Members:
 
     def describe(self, error: BaseException, rank: int, method: str, sources: Sequence[PassedCall] = ()) -> Failure:
         """Turn what Ray raised for a call into the failure of its worker, or of one that makes its arguments."""
-        for failure in (found for source in sources for found in failures_of(self.context, source)):
-            return self.passed_on(failure, method)
+        for source in sources:
+            for failure in source.failures(self.context):
+                return self.passed_on(failure, method)
         own = self.identity(rank)
         found = lost_value(self.context, error, sources) or self.context.describe(own, error)
         is_own = found.address == own.address and found.method in ("", method)
@@ -202,16 +211,9 @@ class Members:
     def _find_again(self, ranks: Sequence[int]) -> set[int]:
         """Look up the actors of ranks that are new to this process or have died; return the ranks to restart."""
         missing = {self.identity(rank).address: rank for rank in ranks}
-        manager = self.context.worker_manager.within(BLIP_SECONDS)
         late: set[int] = set()
-        try:
-            record = manager.get_group(self.name)
-            workers = {worker.address: worker for worker in manager.get_workers(list(missing))}
-        except ManagerDied:
-            raise
-        except ClusterError:
-            record, workers = None, {}
-        if record is not None and record.launch == self._record.launch:
+        record, workers = self._known(list(missing), self.context.worker_manager.within(BLIP_SECONDS))
+        if record is not None:
             there = within(BLIP_SECONDS, lambda: self._look_up(missing), "find its actors")
             for address, handle in there.items():
                 # There is no public way to tell whether it is the actor that was constructed.
@@ -259,62 +261,56 @@ class OwnMembers(Members):
             methods=tuple((method, str(kind)) for method, kind in methods.items()),
             launch=secrets.token_hex(8),
             owner=context.owner,
-            restarts_left=(plan.options.restarts,) * len(plan.specs),
+            restarts_left=(plan.restarts,) * len(plan.specs),
         )
         super().__init__(context, record)
         self._plan = plan
-        self._specs = plan.specs
         self._remote = remote
         self._constructor = constructor
         self._reservation: Reservation | None = None
         self._lock = threading.RLock()
-        self._restarting: int | None = None
-        self._pids: dict[str, int] = {}
+        self._reports: dict[str, Report] = {}
         self._noted_deaths: set[str] = set()
         self._stopped = threading.Event()
-        self._port = GroupPort(context.node_manager, plan.master_node, context.owner)
+        self._port = GroupPort(context.node_manager, plan.specs[0].node_rank, context.owner)
         self._reviver: threading.Thread | None = None
         self._is_ended = False
         self._is_kept = False
         """Whether the name is ours, and other processes can find it."""
 
-    def _ready(self) -> set[int]:
-        return set(range(self.size)) - {self._restarting}
-
-    def _is_lost(self, rank: int) -> bool:
-        return rank == self._restarting or super()._is_lost(rank)
+    def _ready(self, addresses: Sequence[str]) -> set[int]:
+        return set(range(len(addresses))) - {self._restarting}
 
     def launch(self) -> dict[str, float]:
         """Reserve the accelerators and start all workers; return when the last of them reached each phase.
 
         If it fails, end what was started and release what was reserved.
         """
-        options, reached = self._plan.options, dict[str, float]()
-        if options.reserve:
+        plan, reached = self._plan, dict[str, float]()
+        if plan.shares:
             # Before anything is started there.
-            limit, components = min(options.timeout, RESERVE_SECONDS), {self.name: self._plan.placements}
-            self._reservation = reserve_accelerators(
-                self.context, self.name, self._plan.shares, components, timeout=limit
-            )
+            limit = min(plan.timeout, RESERVE_SECONDS)
+            components = {self.name: [spec.identity.placement for spec in plan.specs]}
+            self._reservation = reserve_accelerators(self.context, self.name, plan.shares, components, timeout=limit)
             reached["reserved"] = time.monotonic()
-        deadline = Deadline.after(options.timeout)
+        deadline = Deadline.after(plan.timeout)
         try:
-            reached |= {str(phase): when for phase, when in self._start(self._specs).items()}
+            reached |= {str(phase): when for phase, when in self._start(plan.specs, None, plan.timeout).items()}
         except BaseException:
             # A worker that cannot be ended now ends with the Cluster.
             with contextlib.suppress(ClusterError):
                 self.close(max(LATE_SECONDS, deadline.left))
             raise
         emitter.note("launched", self.name, plural(self.size, "worker"))
-        if options.restarts or self.context.job.keeps_events:
-            self.context.watch.add_workers(self, [spec.address for spec in self._specs], self._note_deaths)
+        if plan.restarts or self.context.job.keeps_events:
+            self.context.watch.add_workers(self, [spec.address for spec in plan.specs], self._note_deaths)
         return reached
 
     def restart(self, rank: int, *, force: bool, timeout: float | None = None) -> None:
         """Start a rank whose worker is dead again, in its place; `force` ends one that is alive."""
         with self._lock:
             self.check_open()
-            spec = self._specs[rank]
+            spec = self._plan.specs[rank]
             deadline = Deadline.after(DEATH_NEWS_SECONDS)
             # Ray learns of a death a moment later than processes that talk to the worker.
             while (is_alive := rank in self.alive()) and not force and not deadline.is_over:
@@ -339,7 +335,7 @@ class OwnMembers(Members):
                         reason = self.context.describe(self.identity(rank), error).what
                 # Ray keeps the name of an actor that died until it is killed.
                 end_actors({spec.address: self._handles[rank]}, Deadline.after(GROUP_CLOSE_SECONDS))
-                self._start([spec], {spec.address: self._pids[spec.address]}, timeout)
+                self._start([spec], self._reports[spec.address].pid, self._plan.timeout if timeout is None else timeout)
             except BaseException as error:
                 failure = error
                 raise
@@ -377,13 +373,13 @@ class OwnMembers(Members):
                     hint="close it again; closing the Cluster, or `roost clean`, ends what is left",
                 )
             if self._is_kept:
-                self.context.logs.forget([spec.address for spec in self._specs])
+                self.context.logs.forget([spec.address for spec in self._plan.specs])
                 if self.context.open_groups.get(self.name) == self.close:
                     del self.context.open_groups[self.name]
             # Set last, so that a close that failed or was interrupted can be repeated.
             self._is_ended = True
             emitter.note("closed", self.name)
-            for spec in self._specs:
+            for spec in self._plan.specs:
                 self.context.failures.note_death(spec.address, "")
         finally:
             self._lock.release()
@@ -416,69 +412,51 @@ class OwnMembers(Members):
                 left.append(f"{what} ({error.problems[0].message})")
         return left
 
-    def _start(
-        self,
-        specs: Sequence[WorkerSpec],
-        predecessors: Mapping[str, int] | None = None,
-        timeout: float | None = None,
-    ) -> Mapping[Phase, float]:
-        """Start these workers, and return when the last of them reached each phase; a restart has predecessors."""
-        context, options = self.context, self._plan.options
-        slots = self._reservation.slots if self._reservation is not None else ()
+    def _start(self, specs: Sequence[WorkerSpec], predecessor: int | None, seconds: float) -> Mapping[Phase, float]:
+        """Start these workers, and return when the last of them reached each phase; a restart has a predecessor."""
+        context, ports = self.context, tuple[int, ...]()
         launch = Launch(
-            context,
-            specs,
-            {(slot.piece.node_rank, slot.piece.local_rank): slot for slot in slots},
-            self._port,
-            self._stopped,
-            self._constructor,
-            seconds=options.timeout if timeout is None else timeout,
-            predecessors=predecessors or {},
+            context=context,
+            specs=specs,
+            slots=self._reservation.slots if self._reservation is not None else (),
+            port=self._port,
+            stopped=self._stopped,
+            constructor=self._constructor,
+            seconds=seconds,
+            predecessor=predecessor,
         )
-        nodes = len({spec.node_rank for spec in specs})
         try:
-            with launch.board.shown(nodes):
-                concurrency = options.max_concurrency
-                launch.request(self._remote, {} if concurrency is None else {"max_concurrency": concurrency})
-                if predecessors is None:
+            with launch.board.shown(len({spec.node_rank for spec in specs})):
+                launch.request(self._remote, self._plan.max_concurrency)
+                handles = {spec.identity.rank: launch.handles[spec.address] for spec in specs}
+                if predecessor is None:
                     # For a close that comes before all are ready.
-                    self._handles |= {spec.identity.rank: launch.handles[spec.address] for spec in specs}
-                manager = context.worker_manager.until(launch.deadline)
-                manager.register(
-                    [
-                        WorkerRecord(
-                            address=spec.address,
-                            node_rank=spec.node_rank,
-                            rank=spec.identity.rank,
-                            group=spec.identity.group_name,
-                            accelerators=spec.accelerators,
-                        )
-                        for spec in specs
-                    ],
-                    are_actors=True,
-                )
-                if predecessors is None:
+                    self._handles |= handles
+                records = [
+                    WorkerRecord(
+                        address=spec.address,
+                        node_rank=spec.node_rank,
+                        rank=spec.identity.rank,
+                        group=spec.identity.group_name,
+                        accelerators=spec.accelerators,
+                    )
+                    for spec in specs
+                ]
+                context.worker_manager.until(launch.deadline).register(records, are_actors=True)
+                if predecessor is None:
                     # The name is ours now. What the group needs is taken while the processes start.
                     self._is_kept = True
                     context.open_groups[self.name] = self.close
                     context.logs.start()
                     put_aside(context.run_dir.logs.joinpath(*self.name.split(":")))
-                    self._port.propose(launch.deadline)
-                reports = launch.run()
-            self._pids |= {address: report.pid for address, report in reports.items()}
-            started = {
-                address: Started(
-                    pid=report.pid,
-                    instance=launch.handles[address]._actor_id.hex(),
-                    log="" if report.log.is_shared else report.log.path,
-                )
-                for address, report in reports.items()
-            }
+                    ports = self._port.propose(launch.deadline)
+                reports = launch.run(ports)
+            self._reports |= reports
             until = max(launch.deadline, Deadline.after(LATE_SECONDS))
-            context.worker_manager.until(until).add_group(self._record, started)
+            context.worker_manager.until(until).add_group(self._record, reports)
             # Only now can a restarted worker be called: Ray keeps the calls of one process in order, and calls that
             # wait for their arguments would hold up the one that constructs it.
-            self._handles |= {spec.identity.rank: launch.handles[spec.address] for spec in specs}
+            self._handles |= handles
         except BaseException:
             end_actors(launch.handles, Deadline.after(GROUP_CLOSE_SECONDS))
             raise
@@ -489,13 +467,13 @@ class OwnMembers(Members):
         return {rank for rank in ranks if rank == self._restarting or (left[rank] and self._has_node(rank))}
 
     def _has_node(self, rank: int) -> bool:
-        return self._specs[rank].node_rank not in self.context.watch.dead_nodes
+        return self._plan.specs[rank].node_rank not in self.context.watch.dead_nodes
 
     def describe(self, error: BaseException, rank: int, method: str, sources: Sequence[PassedCall] = ()) -> Failure:
         """Do the same, and write an event about a death: a job that it ends does not wait for the watch to look."""
         found = super().describe(error, rank, method, sources)
         handle = self._handles.get(found.rank)
-        is_own = any(found.address == spec.address for spec in self._specs)
+        is_own = any(found.address == spec.address for spec in self._plan.specs)
         if found.kind is FailureKind.DEATH and is_own and handle is not None and is_known_dead(handle):
             self._note_death(found.address, found.what)
         return found
@@ -514,7 +492,7 @@ class OwnMembers(Members):
         for address in sorted(dead):
             self._note_death(address)
         is_reviving = self._reviver is not None and self._reviver.is_alive()
-        if self._plan.options.restarts and not is_reviving and not self._stopped.is_set():
+        if self._plan.restarts and not is_reviving and not self._stopped.is_set():
             name = f"roost-{self.name}"
             reviver = threading.Thread(target=self._revive, args=(dead,), name=name, daemon=True)
             reviver.start()

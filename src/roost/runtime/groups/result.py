@@ -4,29 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import math
 import operator
+import re
 import statistics
+import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for_futures
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Generic, Literal, SupportsIndex, TypeVar, overload
 
 import ray
-from ray.exceptions import GetTimeoutError, RayError
+from ray.exceptions import GetTimeoutError, ObjectLostError, RayError, RayTaskError
 
 from roost.config.ranks import format_ranks
 from roost.deadline import NEVER, Deadline
 from roost.errors import CallTimedOut, ConfigError
 from roost.runtime.connect.calls import get
 from roost.runtime.events.waits import waiting
-from roost.runtime.failures.failure import asked_at, make_error
+from roost.runtime.failures.failure import DEATHS, Failure, FailureKind, asked_at, make_error
 from roost.runtime.failures.meanwhile import with_meanwhile
-from roost.runtime.groups.passed_calls import PassedCall, failures_of, late_sources, look_at, timings_of
 from roost.runtime.limits import GRACE_SECONDS, SLICE_SECONDS, TRANSFER_SECONDS
-from roost.runtime.process.packing import Passable, Sent
+from roost.runtime.process.identity import WorkerIdentity
+from roost.runtime.process.packing import Passable
 from roost.text import join_words, plural
 
 if TYPE_CHECKING:
@@ -37,11 +40,11 @@ Ref = ray.ObjectRef[Any]
 Reply = Sequence[Ref]
 """References to the value that a worker returns and to what it timed."""
 
-
 _REDUCTIONS: dict[str, Callable[[list[float]], float]] = {"max": max, "min": min, "mean": statistics.fmean}
 Reduction = Literal["max", "min", "mean"]
 Value = TypeVar("Value")
 """The type that the method returns in each worker."""
+_NAME = re.compile(r"^\s*name: (\S+)$", re.MULTILINE)
 
 
 class OutcomeKind(StrEnum):
@@ -68,6 +71,31 @@ class Outcome:
         return self.kind is OutcomeKind.VALUE
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PassedCall:
+    """A call whose result was passed on. It does not hold the values: Ray frees them once they have arrived."""
+
+    group: str
+    method: str
+    workers: tuple[WorkerIdentity, ...]
+    timings: tuple[Ref, ...]
+    """By worker: what it timed, a small object that arrives with the value, and fails as the value does."""
+    value_ids: tuple[str, ...]
+
+    def failures(self, context: JobControl) -> list[Failure]:
+        """Return the failures of the call, as far as its workers have ended."""
+        found = []
+        arrived = look_at(self.timings)
+        for worker, ref in zip(self.workers, self.timings, strict=True):
+            try:
+                _ = ref in arrived and ray.get(ref)
+            except RayError as error:
+                failure = lost_value(context, error, ()) or context.describe(worker, error)
+                is_own = not failure.method and failure.address == worker.address
+                found.append(replace(failure, method=self.method) if is_own else failure)
+        return found
+
+
 class CallResult(Passable, Generic[Value]):
     """What a call on a group returns without waiting: the workers may still be running.
 
@@ -92,11 +120,12 @@ class CallResult(Passable, Generic[Value]):
         self._asked = asked_at() if asked is None else asked
         self._members = members
         self._method = method
-        self._doing = f"in {method!r}"
         self._ranks = tuple(ranks)
         self._calls = list(calls)
         self._sources_by_rank = tuple(sources)
         self._sources = tuple(dict.fromkeys(source for some in sources for source in some))
+        # What arrives when the calls end that make the arguments, each once.
+        self._source_timings = list(dict.fromkeys(ref for source in self._sources for ref in source.timings))
         self._has_durations = True
 
     @property
@@ -104,9 +133,8 @@ class CallResult(Passable, Generic[Value]):
         """Ray's references to the values, in rank order, for code that uses Ray itself."""
         return [value for value, _ in self._send(NEVER)]
 
-    @property
+    @functools.cached_property
     def _source(self) -> PassedCall:
-        """This call, as a call that takes its result as an argument has to know it."""
         replies = self._send(NEVER)
         return PassedCall(
             group=self._members.name,
@@ -153,7 +181,7 @@ class CallResult(Passable, Generic[Value]):
             with self._waiting(), self._members.context.stop:
                 refs = [value for value, _ in self._send(deadline)]
                 # With the sources' timings: Ray raises the first failure, and starts this call only after all of them.
-                found = get([*refs, *timings_of(self._sources)], deadline.timeout)
+                found = get([*refs, *self._source_timings], deadline.timeout)
         except GetTimeoutError:
             raise
         except RayError:
@@ -197,14 +225,14 @@ class CallResult(Passable, Generic[Value]):
     def _iterate(self, seconds: float | None) -> Iterator[tuple[int, Value]]:
         pending = list(self._ranks)
         # Waited for as well: Ray starts this call only after all of them, even if one has failed.
-        sources = dict.fromkeys(timings_of(self._sources))
+        sources = dict.fromkeys(self._source_timings)
         deadline = Deadline.after(seconds)
         while pending:
             try:
                 ranks = {value: rank for rank, (value, _) in zip(self._ranks, self._send(deadline), strict=True)}
                 wanted = [*sources, *(ref for ref, rank in ranks.items() if rank in pending)]
                 with self._waiting(), self._members.context.stop:
-                    ready = wait_for_one(self._members.context, wanted, deadline)
+                    (ready,) = wait_for(self._members.context, wanted, 1, deadline)
                     value = get(ready, deadline.timeout)
             except GetTimeoutError:
                 raise self._timed_out(seconds, pending) from None
@@ -238,11 +266,11 @@ class CallResult(Passable, Generic[Value]):
             except RayError as error:
                 failure = self._members.describe(error, rank, self._method, sources)
                 self._members.context.failures.saw([failure])
-                raised = make_error([failure], self._doing, asked=self._asked)
+                raised = make_error([failure], f"in {self._method!r}", asked=self._asked)
                 # A worker whose argument failed is alive itself.
                 kind = OutcomeKind.EXCEPTION if failure.passed_to else OutcomeKind(failure.kind.value)
                 out.append(Outcome(rank=rank, kind=kind, error=raised))
-        look_at([*(timing for _, timing in sent.values()), *timings_of(self._sources)])
+        look_at([*(timing for _, timing in sent.values()), *self._source_timings])
         return out
 
     def consume_durations(self, reduction: Reduction | None = "max") -> dict[str, Any]:
@@ -276,7 +304,7 @@ class CallResult(Passable, Generic[Value]):
         before = self._members.before(self, late)
         behind = f", behind {before._method!r}{before._asked and f', {before._asked}'}" if before is not None else ""
         what = f"{self._method!r} of {self._members.name!r}{self._asked and f', {self._asked}'}{behind}"
-        if waits_for := late_sources(self._sources):
+        if waits_for := self._late_sources():
             what += f", whose arguments come from {waits_for}"
         return f"{what}, not answered by", [self._members.identity(rank).address for rank in late]
 
@@ -295,7 +323,7 @@ class CallResult(Passable, Generic[Value]):
         with contextlib.suppress(GetTimeoutError):
             self._send(deadline)
         timings = {rank: timing for rank, (_, timing) in self._sent().items()}
-        done = set(wait_for(self._members.context, list(timings.values()), len(timings), deadline))
+        done = set(wait_for(self._members.context, list(timings.values()), len(timings), deadline, must=False))
         return [rank for rank in self._ranks if timings.get(rank) not in done]
 
     def _sent(self) -> dict[int, Reply]:
@@ -314,15 +342,25 @@ class CallResult(Passable, Generic[Value]):
 
     def _timed_out(self, seconds: float | None, late: Sequence[int]) -> CallTimedOut:
         hint = "the call goes on: wait() for it again, or look at their logs"
-        if waits_for := late_sources(self._sources):
+        if waits_for := self._late_sources():
             hint = f"it waits for its arguments, from {waits_for}; {hint}"
         return timed_out(self._members, self._method, seconds, late, len(self._ranks), hint, self._asked)
+
+    def _late_sources(self) -> str:
+        """Say which workers have not made its arguments yet; empty if all have."""
+        arrived = look_at(self._source_timings)
+        late: dict[str, set[int]] = {}
+        for source in self._sources:
+            ranks = {who.rank for who, ref in zip(source.workers, source.timings, strict=True) if ref not in arrived}
+            if ranks:
+                late.setdefault(f"{source.method!r} of {source.group!r}", set()).update(ranks)
+        return join_words([f"{call} on rank {format_ranks(sorted(ranks))}" for call, ranks in late.items()], most=4)
 
     def _failed(self, deadline: Deadline = NEVER) -> Exception:
         """Make the error for the caller, after a moment in which others may fail too."""
         grace = min(GRACE_SECONDS, deadline.left)
         late = self._late(grace)
-        failed = {source: list(failures_of(self._members.context, source)) for source in self._sources}
+        failed = {source: source.failures(self._members.context) for source in self._sources}
         failures = [self._members.passed_on(item, self._method) for found in failed.values() for item in found]
         sent = self._sent()
         for rank, sources in zip(self._ranks, self._sources_by_rank, strict=True):
@@ -335,14 +373,14 @@ class CallResult(Passable, Generic[Value]):
                 failures.append(self._members.describe(error, rank, self._method, sources))
         look_at([ref for reply in sent.values() for ref in reply])
         self._members.context.failures.saw(failures)
-        return with_meanwhile(make_error(failures, self._doing, late, self._asked))
+        return with_meanwhile(make_error(failures, f"in {self._method!r}", late, self._asked))
 
     async def _wait_async(self) -> list[Value]:
         self._begin(None)
         if len(self._sent()) < len(self._ranks):
             await asyncio.to_thread(self._send, NEVER)
         refs = self.refs
-        answers = [asyncio.wrap_future(ref.future()) for ref in [*refs, *timings_of(self._sources)]]
+        answers = [asyncio.wrap_future(ref.future()) for ref in [*refs, *self._source_timings]]
         for answer in answers:
             # Retrieve each exception, so that asyncio does not report it as never retrieved.
             answer.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
@@ -395,17 +433,41 @@ class RankResult(Passable, Generic[Value]):
         return f"<RankResult of {self._result._method!r} in {self._source.workers[0].address}>"
 
 
-def sources_of(sent: Sequence[Sent]) -> list[list[PassedCall]]:
-    """Return the calls whose results are among what is sent to each rank."""
-    results = dict.fromkeys(result for item in sent for result in item.results)
-    known: dict[Passable, PassedCall] = {
-        result: result._source for result in results if isinstance(result, CallResult | RankResult)
-    }
-    return [[known[result] for result in item.results] for item in sent]
+def look_at(refs: Sequence[Ref]) -> set[Ref]:
+    """Return which of these have arrived. Ray logs errors that were never looked at."""
+    return set(ray.wait(list(refs), num_returns=len(refs), timeout=0)[0]) if refs else set()
 
 
-def wait_for(context: JobControl, refs: Sequence[Ref], count: int, deadline: Deadline) -> list[Ref]:
-    """Wait until so many of some calls have ended; return the ones that have.
+def lost_value(context: JobControl, error: BaseException, sources: Sequence[PassedCall]) -> Failure | None:
+    """Return the failure of a worker whose value a call needed, if Ray did not start the call because of its loss."""
+    cause = getattr(error, "cause", None)
+    if not isinstance(error, RayTaskError) or not isinstance(cause, (*DEATHS, ObjectLostError)):
+        return None
+    lost_id = getattr(cause, "object_ref_hex", None)
+    for source in sources:
+        for worker, value_id in zip(source.workers, source.value_ids, strict=True):
+            if value_id == lost_id:
+                return Failure(
+                    kind=FailureKind.EXCEPTION,
+                    address=worker.address,
+                    rank=worker.rank,
+                    node=worker.node,
+                    what="its result is lost with the node that kept it",
+                    method=source.method,
+                    when=time.time(),
+                )
+    # Several calls back: only its name is known here.
+    with contextlib.suppress(Exception):
+        # Ray names the actor whose death it reports.
+        group, _, rank = _NAME.findall(str(cause))[0].rpartition(":")
+        return context.describe(context.worker_manager.get_group(group).identities[int(rank)], cause)
+    return None
+
+
+def wait_for(
+    context: JobControl, refs: Sequence[Ref], count: int, deadline: Deadline, *, must: bool = True
+) -> list[Ref]:
+    """Wait until so many of some calls have ended, and return them; at the deadline GetTimeoutError, or fewer.
 
     In slices: in another thread than the main one, Ray's wait does not return after the head was given up. What the
     calls return is fetched later, because the end of a slice breaks a transfer off.
@@ -416,17 +478,13 @@ def wait_for(context: JobControl, refs: Sequence[Ref], count: int, deadline: Dea
         seconds = min(SLICE_SECONDS, deadline.left)
         with context.stop:
             ready, _ = ray.wait(list(refs), num_returns=count, timeout=seconds, fetch_local=False)
-        if len(ready) >= count or deadline.is_over:
+        if len(ready) >= count:
+            break
+        if deadline.is_over:
+            if must:
+                raise GetTimeoutError
             break
     return ready
-
-
-def wait_for_one(context: JobControl, refs: Sequence[Ref], deadline: Deadline) -> Ref:
-    """Return the first of some calls that ends; GetTimeoutError at the deadline."""
-    ready = wait_for(context, refs, 1, deadline)
-    if not ready:
-        raise GetTimeoutError
-    return ready[0]
 
 
 def check_seconds(timeout: float | None) -> float | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -12,17 +12,11 @@ from ray.actor import ActorHandle
 from ray.exceptions import GetTimeoutError, RayError
 
 from roost.deadline import Deadline
-from roost.errors import CallTimedOut
 from roost.runtime.connect.calls import get
 from roost.runtime.events.waits import waiting
 from roost.runtime.failures.failure import asked_at, make_error
 from roost.runtime.failures.meanwhile import with_meanwhile
-from roost.runtime.groups.result import (
-    check_seconds,
-    sources_of,
-    timed_out,
-    wait_for_one,
-)
+from roost.runtime.groups.result import check_seconds, timed_out, wait_for
 from roost.runtime.process.actor import MethodKind
 from roost.runtime.process.packing import Sent
 
@@ -39,7 +33,7 @@ class ItemStream:
     def __init__(self, members: Members, method: str, ranks: Sequence[int], sent: Sent) -> None:
         self._members = members
         self._method = method
-        (self._sources,) = sources_of([sent])
+        self._sources = sent.sources
         # An object of this process: its id is unique in the world, and workers can tell whether its owner is alive.
         self._token = ray.put(None)
         self._key = self._token.hex()
@@ -52,7 +46,7 @@ class ItemStream:
         self._to_send: Sent | None = sent
         # Otherwise it begins when they are back and the first item is asked for.
         if not members.restarting(ranks):
-            self._begin()
+            self._begin(sent)
 
     def __iter__(self) -> ItemStream:
         return self
@@ -81,49 +75,45 @@ class ItemStream:
 
     def _take(self, seconds: float | None) -> tuple[int, Any] | None:
         """Wait for the next item and return it with its rank, or None at the end of the stream."""
-        context, deadline = self._members.context, Deadline.after(seconds)
-        if self._to_send is not None:
-            if late := self._members.restarting(self._ranks, deadline):
-                raise self._timed_out(seconds, late)
-            self._begin()
-        while self._running:
-            rank = -1
-            try:
-                with waiting(self._waits_for, details=self._details), context.stop:
-                    ready = wait_for_one(context, list(self._running), deadline)
+        context, deadline, rank = self._members.context, Deadline.after(seconds), -1
+        late: set[int] = set()
+        try:
+            if self._to_send is not None:
+                if late := self._members.restarting(self._ranks, deadline):
+                    raise GetTimeoutError
+                self._begin(self._to_send)
+            while self._running:
+                with waiting(lambda: f"{self._members.name}, {self._method}", details=self._details), context.stop:
+                    (ready,) = wait_for(context, list(self._running), 1, deadline)
                     rank = self._running[ready]
                     found = get(ready, deadline.timeout)
-            except GetTimeoutError:
-                raise self._timed_out(seconds, self._running.values()) from None
-            except RayError as error:
-                rest = [other for other in self._running.values() if other != rank]
-                failure = self._members.describe(error, rank, self._method, self._sources)
-                self.close()
-                context.failures.saw([failure])
-                raise with_meanwhile(make_error([failure], f"in {self._method!r}", rest, self._asked)) from None
-            # Asked again last, so that a fast worker does not crowd out the others.
-            del self._running[ready]
-            if found:
-                self._running[self._ask(rank)] = rank
-                return rank, found[0]
+                # Asked again last, so that a fast worker does not crowd out the others.
+                del self._running[ready]
+                if found:
+                    self._running[self._ask(rank)] = rank
+                    return rank, found[0]
+        except GetTimeoutError:
+            hint = "the workers go on: ask for the next item again, or close() the stream"
+            ranks = sorted(late or self._running.values())
+            error = timed_out(self._members, self._method, seconds, ranks, len(self._ranks), hint, self._asked)
+            raise error from None
+        except RayError as error:
+            rest = [other for other in self._running.values() if other != rank]
+            failure = self._members.describe(error, rank, self._method, self._sources)
+            self.close()
+            context.failures.saw([failure])
+            raise with_meanwhile(make_error([failure], f"in {self._method!r}", rest, self._asked)) from None
         return None
-
-    def _waits_for(self) -> str:
-        return f"{self._members.name}, {self._method}"
 
     def _details(self) -> tuple[str, list[str]]:
         what = f"an item of {self._method!r} of {self._members.name!r}{self._asked and f', {self._asked}'}"
         return f"{what}, from", [self._members.identity(rank).address for rank in sorted(self._running.values())]
 
-    def _begin(self) -> None:
-        sent, self._to_send = self._to_send or Sent(), None
+    def _begin(self, sent: Sent) -> None:
+        self._to_send = None
         self._handles = dict(zip(self._ranks, self._members.handles(self._ranks), strict=True))
         # In a list, where Ray leaves a reference as it is.
         self._running = {self._ask(rank, self._method, [self._token], *sent.arguments): rank for rank in self._ranks}
-
-    def _timed_out(self, seconds: float | None, late: Iterable[int]) -> CallTimedOut:
-        hint = "the workers go on: ask for the next item again, or close() the stream"
-        return timed_out(self._members, self._method, seconds, sorted(late), len(self._ranks), hint, self._asked)
 
     def _ask(self, rank: int, *begin: Any) -> Any:
         return getattr(self._handles[rank], self._step).remote(self._key, *begin)

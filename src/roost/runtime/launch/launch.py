@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import ray
@@ -70,17 +71,15 @@ class GroupPort:
         self._node_rank = node_rank
         self._holder = holder
         self._leases: list[PortLease] = []
+        self.master: Master | None = None
+        """Where rank 0 listens, once the port is chosen."""
 
-    def propose(self, deadline: Deadline) -> None:
-        """Lease candidates."""
+    def propose(self, deadline: Deadline) -> tuple[int, ...]:
+        """Lease candidates, and return the ports for rank 0 to try."""
         self._leases = self._node_manager.until(deadline).propose_ports(self._node_rank, _CANDIDATES, self._holder)
-
-    @property
-    def candidates(self) -> tuple[int, ...]:
-        """The ports for rank 0 to try."""
         return tuple(lease.port for lease in self._leases)
 
-    def choose(self, free_port: int | None, deadline: Deadline) -> Master:
+    def choose(self, free_port: int | None, deadline: Deadline) -> None:
         """Keep the candidate that rank 0 found free and release the others; lease another if none was free."""
         manager = self._node_manager.until(deadline)
         # If that fails, all are still to be released.
@@ -88,12 +87,7 @@ class GroupPort:
         self._leases = [lease for lease in self._leases if lease.port == free_port]
         if not self._leases:
             self._leases = [manager.lease_ports(self._node_rank, 1, self._holder)]
-        return self.master
-
-    @property
-    def master(self) -> Master:
-        """Where rank 0 listens, once the port is chosen."""
-        return Master(address=self._leases[0].address, port=self._leases[0].port)
+        self.master = Master(address=self._leases[0].address, port=self._leases[0].port)
 
     def release(self, deadline: Deadline) -> None:
         """Release everything."""
@@ -102,74 +96,67 @@ class GroupPort:
             self._leases = []
 
 
+@dataclass(kw_only=True, eq=False)
 class Launch:
     """One launch of some workers, from the request to all of them being ready.
 
     `request` asks Ray for the processes without waiting; `run` takes them through their phases.
     """
 
-    def __init__(
-        self,
-        context: JobControl,
-        specs: Sequence[WorkerSpec],
-        slots: Mapping[tuple[int, int], Slot],
-        port: GroupPort,
-        stopped: threading.Event,
-        constructor: Any,
-        *,
-        seconds: float,
-        predecessors: Mapping[str, int],
-    ) -> None:
-        """Take what is reserved, by node and local rank, and the processes that the workers replace.
+    context: JobControl
+    specs: Sequence[WorkerSpec]
+    slots: Sequence[Slot]
+    """What is reserved for the group."""
+    port: GroupPort
+    stopped: threading.Event
+    """Set when the group is closed meanwhile."""
+    constructor: Any
+    """The user's class and its arguments, packed."""
+    seconds: float
+    predecessor: int | None
+    """The process that a worker replaces which is started again."""
 
-        `stopped` is set when the group is closed meanwhile; `constructor` has the user's class and its arguments.
-        """
-        self._context = context
-        self._specs = {spec.address: spec for spec in specs}
-        self._slots = {
-            spec.address: [slots[spec.node_rank, local] for local in spec.accelerators] if slots else []
-            for spec in specs
-        }
-        self._port = port
-        self._stopped = stopped
-        self._constructor = constructor
-        self._predecessors = predecessors
-        self._master: Master | None = port.master if predecessors else None
-        self._seconds = seconds
-        self.deadline: Deadline = Deadline.after(seconds)
+    def __post_init__(self) -> None:
+        """Begin to count the time."""
+        self.deadline = Deadline.after(self.seconds)
         """When all must be ready."""
         self._look_again = Deadline.after(LOST_LOOK_SECONDS)
         self.handles: dict[str, ActorHandle[Any]] = {}
         """The actors started so far."""
+        self._by_address = {spec.address: spec for spec in self.specs}
         self._reports: dict[str, Report] = {}
         self._pending: dict[Any, str] = {}
         self._checked: list[str] = []
         self._named_overdue: set[str] = set()
-        self._name = specs[0].identity.group_name
-        self.board: LaunchBoard = LaunchBoard(context.console, self._name, list(self._specs), time.monotonic())
+        self._name = self.specs[0].identity.group_name
+        self.board = LaunchBoard(self.context.console, self._name, list(self._by_address), time.monotonic())
 
-    def request(self, remote: Any, options: Mapping[str, Any]) -> None:
+    def request(self, remote: Any, max_concurrency: int | None) -> None:
         """Ask for every process, in rank order."""
-        namespace = self._context.job.namespace
-        for address, spec in self._specs.items():
+        reserved = {(slot.piece.node_rank, slot.piece.local_rank): slot for slot in self.slots}
+        for address, spec in self._by_address.items():
+            options: dict[str, Any] = {"scheduling_strategy": on_node(spec.ray_id)}
+            if reserved and spec.accelerators:
+                first = reserved[spec.node_rank, spec.accelerators[0]]
+                options = take_share(spec.resource, spec.share) if spec.share is not None else {}
+                options["scheduling_strategy"] = schedule_in(first.group, first.bundle)
             wanted = {"env_vars": spec.early_variables, "py_executable": spec.interpreter}
-            runtime_env = {name: value for name, value in wanted.items() if value}
-            place: dict[str, Any] = {"scheduling_strategy": on_node(spec.ray_id)}
-            if self._slots[address]:
-                first = self._slots[address][0]
-                place = take_share(spec.resource, spec.share) if spec.share is not None else {}
-                place["scheduling_strategy"] = schedule_in(first.group, first.bundle)
-            if runtime_env:
-                place["runtime_env"] = runtime_env
+            if runtime_env := {name: value for name, value in wanted.items() if value}:
+                options["runtime_env"] = runtime_env
+            if max_concurrency is not None:
+                options["max_concurrency"] = max_concurrency
             self.handles[address] = start_actor(
-                remote, address, namespace, seconds=self.deadline.left, **place, **options
+                remote, address, self.context.job.namespace, seconds=self.deadline.left, **options
             )
 
-    def run(self) -> Mapping[str, Report]:
-        """Take every worker to the end and return their reports; the caller undoes a launch that fails."""
-        for address, spec in self._specs.items():
-            ports = self._port.candidates if spec.identity.rank == 0 and not self._predecessors else ()
-            begin: Any = self.handles[address]._roost_begin.remote(spec, self._predecessors.get(address), ports)
+    def run(self, ports: Sequence[int] = ()) -> Mapping[str, Report]:
+        """Take every worker to the end and return their reports; the caller undoes a launch that fails.
+
+        Rank 0 tries the ports.
+        """
+        for address, spec in self._by_address.items():
+            to_try = ports if spec.identity.rank == 0 else ()
+            begin: Any = self.handles[address]._roost_begin.remote(spec, self.predecessor, to_try)
             self._pending[begin] = address
         with waiting(lambda: f"the launch of {self._name}", details=self._details):
             self._advance_all()
@@ -180,7 +167,7 @@ class Launch:
 
     def _advance_all(self) -> None:
         while self._pending:
-            self._context.check_open()
+            self.context.check_open()
             with noticing_loss():
                 ready, _ = ray.wait(list(self._pending), num_returns=len(self._pending), timeout=0)
                 if not ready:
@@ -188,7 +175,7 @@ class Launch:
             for call in ready:
                 self._advance(call)
             self.board.update()
-            if self.deadline.left <= self._seconds * (1 - _OVERDUE - 0.05):
+            if self.deadline.left <= self.seconds * (1 - _OVERDUE - 0.05):
                 # Each worker that has used up most of the timeout, once, with its stack.
                 for address in [late for late in self.board.late if late not in self._named_overdue]:
                     self._named_overdue.add(address)
@@ -196,14 +183,19 @@ class Launch:
             if self._pending and self._look_again.is_over:
                 self._check_reservation()
             if self._pending and self.deadline.is_over:
-                raise self._timed_out()
-            if self._pending and self._stopped.is_set():
+                late = self.board.late
+                lines = [f"{len(late)} of {len(self._by_address)} workers were not ready after {self.seconds:g} s:"]
+                lines += map(self._where, late[:8])
+                lines += [f"and {len(late) - 8} more"] if len(late) > 8 else []
+                hint = "give launch a longer timeout, or see what they wait for; everything that was started is stopped"
+                raise with_meanwhile(LaunchTimedOut("\n  ".join(lines), hint=hint))
+            if self._pending and self.stopped.is_set():
                 raise ClusterError(f"closed while {join_words(self.board.late)} was being started")
 
     def _advance(self, call: Any) -> None:
         """Take one worker from the end of a phase to the next."""
         address = self._pending.pop(call)
-        spec = self._specs[address]
+        spec = self._by_address[address]
         try:
             report: Report = get(call)
         except RayError as error:
@@ -211,29 +203,29 @@ class Launch:
             raise self._failed(error, address) from None
         now = time.monotonic()
         self._reports[address] = report
-        is_constructed = self.board.phase(address) is Phase.CONSTRUCTING
+        is_constructed = self.board.entered[address][0] is Phase.CONSTRUCTING
         if not is_constructed:
             self.board.advance(address, Phase.UP, now)
             if not report.log.is_shared:
-                self._context.logs.fetch(Elsewhere(report.ray_id, spec.node_rank, address, report.log.path))
+                self.context.logs.fetch(Elsewhere(report.ray_id, spec.node_rank, address, report.log.path))
         # Checked a second time after its constructor, because the user's code may have changed what it sees.
-        if found := differences(spec, report, self._context.nodes):
+        if found := differences(spec, report, self.context.nodes):
             hint = f"its log is {report.log.path}"
             raise WrongPlace([Problem(message=f"{address} is not as planned: {text}", hint=hint) for text in found])
         if is_constructed:
             self.board.advance(address, Phase.READY, now)
             return
         self.board.advance(address, Phase.CHECKED, now)
-        if self._master is None and spec.identity.rank == 0:
-            self._master = self._port.choose(report.free_port, self.deadline)
+        if self.port.master is None and spec.identity.rank == 0:
+            self.port.choose(report.free_port, self.deadline)
         self._checked.append(address)
         # They construct their objects as soon as rank 0's port is known.
-        while self._master is not None and self._checked:
+        while self.port.master is not None and self._checked:
             checked = self._checked.pop(0)
             # Before the deadline, so that the stack is in the log when the error is made.
             overdue = max(0.05, self.deadline.left * _OVERDUE)
             construct: Any = self.handles[checked]._roost_construct.remote(
-                self._specs[checked], self._master, self._constructor, overdue
+                self._by_address[checked], self.port.master, self.constructor, overdue
             )
             self._pending[construct] = checked
             self.board.advance(checked, Phase.CONSTRUCTING, time.monotonic())
@@ -241,14 +233,16 @@ class Launch:
     def _check_reservation(self) -> None:
         """Raise if a slot is lost, for which Ray would wait forever."""
         self._look_again = Deadline.after(LOST_LOOK_SECONDS)
-        lost = describe_loss(self._context, (slot for slots in self._slots.values() for slot in slots))
+        own = {(spec.node_rank, local) for spec in self.specs for local in spec.accelerators}
+        slots = [slot for slot in self.slots if (slot.piece.node_rank, slot.piece.local_rank) in own]
+        lost = describe_loss(self.context, slots)
         if lost is not None:
             late = join_words(self.board.late)
             raise ReservationLost(f"{late} cannot be started: {lost}", hint="launch it again")
 
     def _failed(self, error: BaseException, address: str) -> Exception:
         """Make the error for the caller, after a moment in which others may fail too."""
-        failures = [self._context.describe(self._specs[address].identity, error)]
+        failures = [self.context.describe(self._by_address[address].identity, error)]
         calls = list(self._pending)
         with noticing_loss():
             ended, _ = ray.wait(calls, num_returns=len(calls), timeout=GRACE_SECONDS) if calls else ([], [])
@@ -257,30 +251,18 @@ class Launch:
             try:
                 ray.get(call)
             except RayError as second:
-                failures.append(self._context.describe(self._specs[other].identity, second))
-        phases = {self.board.phase(failure.address) for failure in failures}
+                failures.append(self.context.describe(self._by_address[other].identity, second))
+        phases = {self.board.entered[failure.address][0] for failure in failures}
         doing = "while it was being constructed" if Phase.CONSTRUCTING in phases else "while its process started"
-        self._context.failures.saw(failures)
+        self.context.failures.saw(failures)
         return with_meanwhile(make_error(failures, doing))
 
     def _where(self, address: str) -> str:
-        seconds = time.monotonic() - self.board.since(address)
-        phase = self.board.phase(address)
-        text = f"{address} on {self._specs[address].identity.node}: {phase} for {seconds:.1f} s"
+        phase, since = self.board.entered[address]
+        text = f"{address} on {self._by_address[address].identity.node}: {phase} for {time.monotonic() - since:.1f} s"
         if phase is Phase.REQUESTED:
             return f"{text}: its process is not up yet, or does not answer"
-        self._context.logs.catch_up()
-        path = self._context.log_path(address)
+        self.context.logs.catch_up()
+        path = self.context.log_path(address)
         indented = "".join(f"\n      {line}" for line in read_stack(path).splitlines())
         return f"{text}, log {path}{indented}"
-
-    def _timed_out(self) -> LaunchTimedOut:
-        late = self.board.late
-        shown = [f"  {self._where(address)}" for address in late[:8]]
-        more = [f"  and {len(late) - 8} more"] if len(late) > 8 else []
-        first = f"{len(late)} of {len(self._specs)} workers were not ready after {self._seconds:g} s:"
-        error = LaunchTimedOut(
-            "\n".join([first, *shown, *more]),
-            hint="give launch a longer timeout, or see what they wait for; everything that was started is stopped",
-        )
-        return with_meanwhile(error)

@@ -36,7 +36,8 @@ class LaunchBoard:
     def __init__(self, console: Console, name: str, addresses: Sequence[str], now: float) -> None:
         self._console = console
         self._name = name
-        self._phases = dict.fromkeys(addresses, (Phase.REQUESTED, now))
+        self.entered = dict.fromkeys(addresses, (Phase.REQUESTED, now))
+        """The phase of each worker, and since when."""
         self.reached: dict[Phase, float] = {}
         """When the last worker so far entered each phase."""
         self._began = self._said = now
@@ -45,26 +46,18 @@ class LaunchBoard:
 
     def advance(self, address: str, phase: Phase, now: float) -> None:
         """Put a worker into another phase."""
-        self._phases[address] = (phase, now)
+        self.entered[address] = (phase, now)
         self.reached[phase] = now
-
-    def phase(self, address: str) -> Phase:
-        """The phase of a worker."""
-        return self._phases[address][0]
-
-    def since(self, address: str) -> float:
-        """When the worker entered its phase."""
-        return self._phases[address][1]
 
     @property
     def late(self) -> list[str]:
         """The workers that are not ready."""
-        return [address for address, (phase, _) in self._phases.items() if phase is not Phase.READY]
+        return [address for address, (phase, _) in self.entered.items() if phase is not Phase.READY]
 
     @property
     def summary(self) -> str:
         """`3 constructing, 1 ready`."""
-        counts = Counter(phase for phase, _ in self._phases.values())
+        counts = Counter(phase for phase, _ in self.entered.values())
         return ", ".join(f"{counts[phase]} {phase}" for phase in Phase if counts[phase])
 
     @contextlib.contextmanager
@@ -72,20 +65,20 @@ class LaunchBoard:
         """Show the launch from beginning to end, and how long it took if it succeeds."""
         with self._console.progress() as self._bar:
             if self._bar is not None:
-                self._task = self._bar.add_task(self._name, total=len(self._phases), summary=self.summary)
+                self._task = self._bar.add_task(self._name, total=len(self.entered), summary=self.summary)
             try:
                 yield
             finally:
                 if self._bar is not None:
                     self._bar.remove_task(self._task)
         if not self.late:
-            workers, seconds = plural(len(self._phases), "worker"), time.monotonic() - self._began
+            workers, seconds = plural(len(self.entered), "worker"), time.monotonic() - self._began
             self.say(f"{workers} ready on {plural(nodes, 'node')} in {seconds:.1f} s")
 
     def update(self) -> None:
         """Show how far the launch is."""
         if self._bar is not None:
-            ready = len(self._phases) - len(self.late)
+            ready = len(self.entered) - len(self.late)
             self._bar.update(self._task, completed=ready, summary=self.summary)
         elif time.monotonic() - self._said >= LAUNCH_LINE_SECONDS:
             self._said = time.monotonic()

@@ -7,21 +7,18 @@ import contextlib
 import secrets
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from roost.deadline import Deadline
 from roost.errors import WorkerDied
 from roost.runtime.failures.meanwhile import CallFailure
 from roost.runtime.managers.base import Manager, served
 from roost.runtime.managers.ledgers.failures import FailureLedger
-from roost.runtime.managers.ledgers.workers import (
-    GroupRecord,
-    Started,
-    WorkerLedger,
-    WorkerRecord,
-    WorkerState,
-)
+from roost.runtime.managers.ledgers.workers import GroupRecord, WorkerLedger, WorkerRecord, WorkerState
 from roost.runtime.process.plain_actor import WORKER_MANAGER
+
+if TYPE_CHECKING:
+    from roost.runtime.process.spec import Report
 
 
 class WorkerManager(Manager):
@@ -61,7 +58,7 @@ class WorkerManager(Manager):
         self._ledger.update(WorkerState.READY, pids, time.time())
 
     @served
-    async def add_group(self, group: GroupRecord, started: Mapping[str, Started]) -> None:
+    async def add_group(self, group: GroupRecord, started: Mapping[str, Report]) -> None:
         """Add a group that is ready, or whose workers were restarted, so that other processes can call it."""
         self._ledger.add_group(group, started, time.time())
 

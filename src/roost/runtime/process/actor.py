@@ -38,7 +38,6 @@ from roost.runtime.limits import CONSUMERS_EVERY_SECONDS, FLUSH_SECONDS, PREDECE
 from roost.runtime.process import output
 from roost.runtime.process.failed import report
 from roost.runtime.process.identity import Master, assume, current_identity
-from roost.runtime.process.output import LogPlace
 from roost.runtime.process.packing import Packed, make_object, unpack, unpack_async
 from roost.runtime.process.spec import Report, WorkerSpec
 from roost.runtime.process.timers import measured_call
@@ -99,7 +98,18 @@ class WorkerActor:
             if predecessor is not None and not end_sibling(predecessor, PREDECESSOR_SECONDS):
                 raise ClusterError(f"the process that it replaces, {predecessor}, does not end")
             if spec.keeps_events:
-                _start_events(spec, place)
+                # Its events lie next to its log. It also samples its node, unless another worker does.
+                address, run = spec.identity.address, spec.run_dir.token
+                base = Path(spec.run_dir.path) if place.is_shared else output.folder_of_run(spec.run_dir, place.path)
+                sampler = Sampler(base, run, spec.node_rank)
+
+                def look() -> None:
+                    record_waits_of_torch()
+                    sampler.look()
+                    answer_request(base, address)
+
+                file, devices = worker_file(address), spec.accelerators
+                emitter.start(base, file, address, run=run, node=spec.node_rank, devices=devices, on_tick=look)
             taken = taken_ports([(port, 1) for port in ports])
             return replace(_report(spec), free_port=next((port for port in ports if port not in taken), None))
 
@@ -197,34 +207,13 @@ class _NotReady:
         raise WorkerDied(f"{address} is not ready: it is being started", hint="call it again in a moment")
 
 
-def _start_events(spec: WorkerSpec, place: LogPlace) -> None:
-    """Begin to write this worker's events next to its log, and sample its node unless another worker does."""
-    identity, run = spec.identity, spec.run_dir.token
-    base = Path(spec.run_dir.path) if place.is_shared else output.folder_of_run(spec.run_dir, place.path)
-    sampler = Sampler(base, run, spec.node_rank)
-
-    def look() -> None:
-        record_waits_of_torch()
-        sampler.look()
-        answer_request(base, identity.address)
-
-    emitter.start(
-        base,
-        worker_file(identity.address),
-        identity.address,
-        run=run,
-        node=spec.node_rank,
-        devices=spec.accelerators,
-        on_tick=look,
-    )
-
-
 def _report(spec: WorkerSpec) -> Report:
-    watched = spec.watched_variable
+    watched, this = spec.watched_variable, ray.get_runtime_context()
     return Report(
-        ray_id=ray.get_runtime_context().get_node_id(),
+        ray_id=this.get_node_id(),
         host=socket.gethostname(),
         pid=os.getpid(),
+        instance=str(this.get_actor_id()),
         interpreter=sys.executable,
         visible=os.environ.get(watched) if watched else None,
         log=output.own_place(),

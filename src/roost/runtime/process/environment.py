@@ -30,25 +30,21 @@ def check_variables(variables: Mapping[str, str], taken: Iterable[str] = ()) -> 
             raise ConfigError(f"env_vars: {problem[0]}", hint=problem[1])
 
 
-def join_environments(layers: Iterable[Mapping[str, str]], node_has: Mapping[str, str]) -> dict[str, str]:
+def build_environment(
+    layers: Iterable[Mapping[str, str]], node_has: Mapping[str, str]
+) -> tuple[dict[str, str], dict[str, str]]:
     """Merge environments, later ones taking precedence; search paths are joined, with the node's own last.
 
-    >>> join_environments([{"A": "1", "PATH": "/group"}, {"A": "2", "PATH": "/caller"}], {"PATH": "/bin", "B": "3"})
-    {'A': '2', 'PATH': '/caller:/group:/bin'}
+    Return the variables that can be set in the process, and those that must be set when it begins.
+
+    >>> layers = [{"A": "1", "PYTHONPATH": "/group"}, {"A": "2", "PYTHONPATH": "/caller"}]
+    >>> build_environment(layers, {"PYTHONPATH": "/node", "B": "3"})
+    ({'A': '2'}, {'PYTHONPATH': '/caller:/group:/node'})
     """
     out: dict[str, str] = {}
     for name, value in (item for layer in layers for item in layer.items()):
         below = out.get(name, node_has.get(name, "")) if name in SEARCH_PATHS else ""
         places = [*value.split(os.pathsep), *below.split(os.pathsep)]
         out[name] = os.pathsep.join(dict.fromkeys(filter(None, places))) if name in SEARCH_PATHS else value
-    return out
-
-
-def split_environment(variables: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Split variables: some can be set in the process, others must be set when it begins.
-
-    >>> split_environment({"RANK": "0", "PYTHONPATH": "/opt"})
-    ({'RANK': '0'}, {'PYTHONPATH': '/opt'})
-    """
-    early = {name: value for name, value in variables.items() if _EARLY.fullmatch(name)}
-    return {name: value for name, value in variables.items() if name not in early}, early
+    early = {name: value for name, value in out.items() if _EARLY.fullmatch(name)}
+    return {name: value for name, value in out.items() if name not in early}, early

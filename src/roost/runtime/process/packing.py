@@ -35,12 +35,6 @@ class Packed:
     apart: list[Any]
     """Object references, and large `bytes`, which plain pickle would copy again for every worker."""
 
-    @property
-    def size(self) -> int:
-        """Its size in bytes."""
-        blobs = (item for item in self.apart if not isinstance(item, ray.ObjectRef))
-        return len(self.data) + sum(memoryview(buffer).nbytes for buffer in (*self.buffers, *blobs))
-
 
 class Passable:
     """The result of a call, which may be an argument of another: it arrives as its values, or as its single value."""
@@ -50,6 +44,11 @@ class Passable:
     @property
     def refs(self) -> list[ray.ObjectRef[Any]]:
         """References to the values."""
+        raise NotImplementedError
+
+    @property
+    def _source(self) -> Any:
+        """The call that makes the result, as a call that takes it as an argument has to know it."""
         raise NotImplementedError
 
     def __reduce__(self) -> Any:
@@ -64,7 +63,8 @@ class Sent:
 
     arguments: tuple[Any, ...] = ()
     """Nothing, or the packed arguments and then references to the values of the results among them."""
-    results: tuple[Passable, ...] = ()
+    sources: tuple[Any, ...] = ()
+    """The calls that make those results."""
 
 
 def pack(thing: Any, results: list[Passable] | None = None) -> Packed:
@@ -86,7 +86,9 @@ def ship(thing: Any, name: Callable[[], str], results: list[Passable] | None = N
             f"{name()} cannot be sent to a worker: {shorten(str(error), 300)}",
             hint="arguments must be picklable: send what it is made from, and make it in the worker",
         ) from None
-    return ray.put(packed) if packed.size > _LARGE else packed
+    blobs = (item for item in packed.apart if not isinstance(item, ray.ObjectRef))
+    size = len(packed.data) + sum(memoryview(buffer).nbytes for buffer in (*packed.buffers, *blobs))
+    return ray.put(packed) if size > _LARGE else packed
 
 
 def pack_call(method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sent:
@@ -95,7 +97,8 @@ def pack_call(method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Se
         return Sent()
     results: list[Passable] = []
     packed = ship((tuple(args), dict(kwargs)), lambda: f"{_culprit(args, kwargs)} of {method!r}", results)
-    return Sent((packed, *(ref for result in results for ref in result.refs)), tuple(results))
+    refs = (ref for result in results for ref in result.refs)
+    return Sent((packed, *refs), tuple(result._source for result in results))
 
 
 def _culprit(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:

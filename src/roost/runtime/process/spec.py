@@ -54,6 +54,8 @@ class Report:
     """Ray's id of its node."""
     host: str
     pid: int
+    instance: str
+    """Ray's id of its actor."""
     interpreter: str
     visible: str | None
     log: LogPlace

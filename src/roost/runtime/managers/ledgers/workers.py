@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from roost.errors import ClusterError, NameTaken
 from roost.runtime.process.identity import WorkerIdentity
 from roost.text import join_words, plural
+
+if TYPE_CHECKING:
+    from roost.runtime.process.spec import Report
 
 
 class WorkerState(StrEnum):
@@ -38,15 +42,6 @@ class WorkerRecord:
     """Its log on its own node, if that is not the run's folder."""
     instance: str = ""
     """Ray's id of the actor that is ready: an actor of this name with another id is not, or not any more."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Started:
-    """The process of a worker that is ready."""
-
-    pid: int
-    instance: str
-    log: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,13 +128,14 @@ class WorkerLedger:
             changed.append(address)
         return changed
 
-    def add_group(self, group: GroupRecord, started: Mapping[str, Started], now: float) -> None:
+    def add_group(self, group: GroupRecord, started: Mapping[str, Report], now: float) -> None:
         """Add a group that is ready, or whose workers were restarted, with their processes."""
         self._groups[group.name] = group
         self.update(WorkerState.READY, {address: item.pid for address, item in started.items()}, now)
         for address, item in started.items():
             if address in self._workers:
-                self._workers[address] = replace(self._workers[address], log=item.log, instance=item.instance)
+                log = "" if item.log.is_shared else item.log.path
+                self._workers[address] = replace(self._workers[address], log=log, instance=item.instance)
 
     def remove_group(self, name: str) -> None:
         """Remove a group that was closed: its workers have ended."""
