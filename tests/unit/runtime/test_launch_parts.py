@@ -6,6 +6,8 @@ import io
 import os
 import pickle
 import time
+from concurrent.futures import Future
+from types import SimpleNamespace
 
 import pytest
 
@@ -25,10 +27,12 @@ from roost import (
 )
 from roost.placement.plan import Piece
 from roost.runtime.failures.failure import Failure, FailureKind, asked_at, carry, make_error
+from roost.runtime.groups.result import CallResult
 from roost.runtime.launch.plan import LaunchPlan, differences, plan_launch
 from roost.runtime.launch.progress import LaunchBoard, Phase
 from roost.runtime.managers.job_info import JobInfo
 from roost.runtime.process.environment import build_environment
+from roost.runtime.process.identity import alone
 from roost.runtime.process.output import LogPlace, choose_place, read_stack, read_tail
 from roost.runtime.process.spec import Report, WorkerSpec
 from roost.runtime.runs.console import Console
@@ -394,6 +398,13 @@ def test_an_exception_travels_pickled_or_at_least_described():
     assert huge.failure.pickled is None
     assert len(huge.failure.what) + len(huge.failure.traceback) < 100_000
     assert isinstance(make_error([failure(0, pickled=b"broken")], "in 'f'"), WorkerFailed)
+
+
+def test_a_result_has_a_text_before_its_call_is_sent():
+    members = SimpleNamespace(name="a", identity=lambda rank: alone("a", rank, 2))
+    result = CallResult(members, "f", [0, 1], [Future(), Future()], [(), ()])
+    assert repr(result) == "<CallResult of 'f' on 2 workers of 'a'>"
+    assert repr(result[1]) == "<RankResult of 'f' in a:1>"
 
 
 def test_a_worker_that_cannot_read_the_run_folder_writes_its_log_elsewhere(monkeypatch, tmp_path):

@@ -430,7 +430,8 @@ class RankResult(Passable, Generic[Value]):
         return self._result.done()
 
     def __repr__(self) -> str:
-        return f"<RankResult of {self._result._method!r} in {self._source.workers[0].address}>"
+        (rank,) = self._result._ranks
+        return f"<RankResult of {self._result._method!r} in {self._result._members.identity(rank).address}>"
 
 
 def look_at(refs: Sequence[Ref]) -> set[Ref]:
