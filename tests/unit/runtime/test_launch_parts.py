@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import pickle
@@ -17,6 +18,7 @@ from roost import (
     ConfigError,
     DeclaredHardware,
     NodeInfo,
+    OutcomeKind,
     PackedPlacementStrategy,
     PlacementError,
     Plan,
@@ -405,6 +407,22 @@ def test_a_result_has_a_text_before_its_call_is_sent():
     result = CallResult(members, "f", [0, 1], [Future(), Future()], [(), ()])
     assert repr(result) == "<CallResult of 'f' on 2 workers of 'a'>"
     assert repr(result[1]) == "<RankResult of 'f' in a:1>"
+
+
+def test_the_outcome_of_a_call_that_could_not_be_sent_is_the_death_of_its_worker():
+    context = SimpleNamespace(check_open=lambda: None, stop=contextlib.nullcontext())
+    members = SimpleNamespace(name="a", identity=lambda rank: alone("a", rank, 2), context=context)
+    dead, late = Future(), Future()
+    result = CallResult(members, "f", [0, 1], [dead, late], [(), ()])
+    assert not result.done()
+    dead.set_exception(WorkerDied("a:0 on node 0 is dead"))
+    first, second = result.outcomes(0)
+    assert (first.kind, str(first.error)) == (OutcomeKind.DEATH, "a:0 on node 0 is dead")
+    assert (second.kind, second.rank) == (OutcomeKind.TIMEOUT, 1)
+    late.set_exception(ValueError("no"))
+    assert result.done()
+    with pytest.raises(WorkerDied, match="a:0 on node 0 is dead"):
+        result.wait()
 
 
 def test_a_worker_that_cannot_read_the_run_folder_writes_its_log_elsewhere(monkeypatch, tmp_path):

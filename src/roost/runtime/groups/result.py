@@ -22,7 +22,7 @@ from ray.exceptions import GetTimeoutError, ObjectLostError, RayError, RayTaskEr
 
 from roost.config.ranks import format_ranks
 from roost.deadline import NEVER, Deadline
-from roost.errors import CallTimedOut, ConfigError
+from roost.errors import CallTimedOut, ConfigError, WorkerDied
 from roost.runtime.connect.calls import get
 from roost.runtime.events.waits import waiting
 from roost.runtime.failures.failure import DEATHS, Failure, FailureKind, asked_at, make_error
@@ -255,9 +255,13 @@ class CallResult(Passable, Generic[Value]):
         seconds = self._begin(timeout)
         with self._waiting():
             late = set(self._late(seconds))
-        sent = self._sent()
+        sent, unsendable = self._sent(), self._unsendable()
         out = []
         for rank, sources in zip(self._ranks, self._sources_by_rank, strict=True):
+            if (refusal := unsendable.get(rank)) is not None:
+                kind = OutcomeKind.DEATH if isinstance(refusal, WorkerDied) else OutcomeKind.EXCEPTION
+                out.append(Outcome(rank=rank, kind=kind, error=refusal))
+                continue
             if rank in late:
                 out.append(Outcome(rank=rank, kind=OutcomeKind.TIMEOUT, error=self._timed_out(seconds, [rank])))
                 continue
@@ -320,11 +324,13 @@ class CallResult(Passable, Generic[Value]):
     def _late(self, seconds: float | None = 0.0) -> list[int]:
         """Wait at most some seconds, and return the ranks that have not answered."""
         deadline = Deadline.after(seconds)
-        with contextlib.suppress(GetTimeoutError):
+        # Who waits for the values gets what sending raised.
+        with contextlib.suppress(Exception):
             self._send(deadline)
+        unsendable = self._unsendable()
         timings = {rank: timing for rank, (_, timing) in self._sent().items()}
         done = set(wait_for(self._members.context, list(timings.values()), len(timings), deadline, must=False))
-        return [rank for rank in self._ranks if timings.get(rank) not in done]
+        return [rank for rank in self._ranks if rank not in unsendable and timings.get(rank) not in done]
 
     def _sent(self) -> dict[int, Reply]:
         """Return the references to value and timings of each rank that the call was sent to."""
@@ -334,11 +340,26 @@ class CallResult(Passable, Generic[Value]):
     def _send(self, deadline: Deadline) -> list[Reply]:
         """Wait until the call was sent to the ranks that are being restarted; GetTimeoutError at the deadline."""
         unsent = [call for call in self._calls if isinstance(call, Future)]
-        late = wait_for_futures(unsent, deadline.timeout).not_done if unsent else ()
-        self._calls = [call.result() if isinstance(call, Future) and call.done() else call for call in self._calls]
-        if late:
-            raise GetTimeoutError
+        if unsent:
+            late = wait_for_futures(unsent, deadline.timeout).not_done
+            self._calls = [
+                call.result() if isinstance(call, Future) and call.done() and call.exception() is None else call
+                for call in self._calls
+            ]
+            for refusal in self._unsendable().values():
+                raise refusal
+            if late:
+                raise GetTimeoutError
         return list(self._sent().values())
+
+    def _unsendable(self) -> dict[int, Exception]:
+        """Return why the call could not be sent to a rank, as when that was not restarted after all."""
+        ended = {
+            rank: call.exception()
+            for rank, call in zip(self._ranks, self._calls, strict=True)
+            if isinstance(call, Future) and call.done()
+        }
+        return {rank: error for rank, error in ended.items() if isinstance(error, Exception)}
 
     def _timed_out(self, seconds: float | None, late: Sequence[int]) -> CallTimedOut:
         hint = "the call goes on: wait() for it again, or look at their logs"
