@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import sys
 import threading
@@ -20,6 +21,9 @@ from roost.config import hardware, kinds
 ROOT = Path(__file__).resolve().parent.parent
 
 pytest_plugins = ["roost.testing.plugin"]
+
+# What is loaded and collected stays until the end: looking through it for garbage takes as long as loading it.
+gc.disable()
 
 # A shell without job control starts background jobs with SIGINT ignored, and what they start inherits that. Tests
 # interrupt themselves and the drivers that they start.
@@ -51,6 +55,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     kept = [item for item in items if not (own := room_of(item.nodeid)) or stands_on(own, room, LAYERS)]
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = kept
+
+
+def pytest_collection_finish() -> None:
+    """Collect garbage again, and only what the tests leave."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(optionalhook=True)
