@@ -6,7 +6,8 @@ them and reports its exit code. In tests that use Ray, the process has imported 
 it is loaded: a caller with other variables of Ray than those that can be read again gets an interpreter of its own.
 That both programs work in a fresh interpreter is tested elsewhere.
 
-The processes in which commands ask Ray, `python -P -m roost.…`, are forked as well.
+The processes in which commands ask Ray, `python -P -m roost.…`, are forked as well, and so are the keepers of local
+clusters, which read their environment when they start nodes.
 
 `start` runs a script as the child itself, so that its id is that of the script, signals reach it, and it ends as an
 interpreter does.
@@ -116,6 +117,15 @@ def start(script: Path, variables: dict[str, str]) -> Process | subprocess.Popen
     return subprocess.Popen([sys.executable, "-u", str(script)], text=True, env=own, cwd=script.parent, **piped)
 
 
+def start_keeper(command: list[str], *, env: dict[str, str], **options: object) -> Process | subprocess.Popen[str]:
+    """Start the keeper of a local cluster, as `subprocess.Popen` does; what outlives this process is no fork of it."""
+    if options["stderr"] is not None:
+        return subprocess.Popen(command, env=env, **options)
+    keeper = Process(Path(__file__).with_name("keeping.py"), env)
+    keeper.stderr.close()
+    return keeper
+
+
 class Process:
     """A script that runs in a fork of the warm process, with what the tests use of `subprocess.Popen`."""
 
@@ -179,7 +189,7 @@ def _serve(path: str, with_ray: bool) -> str:
     """Fork a child for every client; return, in a child, the script that it is to run."""
     from roost.cli import main as cli
 
-    for name in (*forks.LIBRARIES, *(forks.PRELOADED if with_ray else ())):
+    for name in (*forks.LIBRARIES, *((*forks.PRELOADED, "roost.testing.quick") if with_ray else ())):
         with contextlib.suppress(Exception):
             importlib.import_module(name)
     # Commands import what they need when they run: let one do so here.

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,7 +18,7 @@ import warm
 from foreign import all_is_free
 from roost import Cluster, ClusterError, WorkerGroup
 from roost.runtime.connect.authentication import refresh_authentication
-from roost.testing import LocalCluster, local_cluster
+from roost.testing import LocalCluster, local, local_cluster
 from waiting import wait_until
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -26,6 +28,8 @@ TESTS = Path(__file__).resolve().parents[1]
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH")]))
 # Most of the time of these tests would go into starting interpreters and importing Ray.
 forks.install()
+# `test_local_cluster.py` starts the keepers of its clusters as users do.
+local.subprocess = SimpleNamespace(**vars(subprocess) | {"Popen": warm.start_keeper})
 
 
 class Driver:

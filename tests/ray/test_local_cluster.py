@@ -13,9 +13,15 @@ import ray
 
 from roost import Cluster, ClusterError, ConfigError, NodePlacementStrategy, WorkerDied
 from roost.machine.folders import socket_folder
-from roost.testing import LocalCluster, LocalNode, local_cluster
+from roost.testing import LocalCluster, LocalNode, local, local_cluster
 from waiting import is_gone, wait_until
 from workers import Performer
+
+
+@pytest.fixture(autouse=True)
+def _own_interpreters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The keepers of these clusters are no forks."""
+    monkeypatch.setattr(local, "subprocess", subprocess)
 
 
 def processes_of(local: LocalCluster) -> list[psutil.Process]:
