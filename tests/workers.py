@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import signal
 import socket
@@ -192,6 +193,12 @@ class Performer(Worker):
     def items(self, count: int) -> Iterator[tuple[int, int]]:
         for index in range(count):
             yield self.rank, index
+
+    def ticks(self) -> Iterator[int]:
+        """Items without end, which leave the machine to others."""
+        for number in itertools.count():
+            yield number
+            time.sleep(0.05)
 
     def numbers(self, first: int, count: int) -> Iterator[int]:
         yield from range(first, first + count)
