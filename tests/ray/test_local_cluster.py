@@ -97,7 +97,9 @@ def test_when_the_keeper_is_killed_the_nodes_go_too():
 
 
 def test_the_plain_way_gives_the_same_cluster_and_two_at_the_same_time_stay_apart(small_local_cluster):
-    with local_cluster([LocalNode(accelerators=2, model="A100"), LocalNode(labels={"zone": "b"})], fast=False) as local:
+    # `ray start` starts a worker for every CPU.
+    nodes = [LocalNode(accelerators=2, model="A100", cpus=1), LocalNode(labels={"zone": "b"}, cpus=1)]
+    with local_cluster(nodes, fast=False) as local:
         assert local.note == ""
         assert local.address != small_local_cluster.address
         assert local.folder.parent == small_local_cluster.folder.parent == socket_folder()
