@@ -266,31 +266,31 @@ def mixed() -> Iterator[None]:
 
 @pytest.mark.usefixtures("mixed")
 def test_the_users_own_ranks_decide_and_are_the_same_in_every_run():
-    for count in (3, 6):
+    """In each run, workers also get the tokens of their node: its own visible devices, and another vendor's names."""
+    for count, look in ((3, devices_of_nodes), (6, devices_of_other_vendors)):
         with Cluster(num_nodes=count) as cluster:
             assert [node.name for node in cluster.nodes[:3]] == ["local-1", "local-2", "local-0"]
             assert cluster.master_address == cluster.nodes[0].address
             assert [node.is_head for node in cluster.nodes[:3]] == [False, False, True]
+            look(cluster)
 
 
-@pytest.mark.usefixtures("mixed")
-def test_a_nodes_own_visible_devices_are_the_tokens_its_workers_get():
-    with Cluster(num_nodes=3) as cluster:
-        devices = [[item.device for item in node.accelerators] for node in cluster.nodes]
-        assert devices == [["3", "1"], UUIDS, ["0", "1"]]
-        places = [(node, gpu) for node in range(3) for gpu in range(2)]
-        workers = [cluster.allocate(Looker, f"w{node}{gpu}", node, gpu, {}) for node, gpu in places]
-        seen = ray.get([worker.see.remote("CUDA_VISIBLE_DEVICES") for worker in workers], timeout=60)
-        assert seen == ["3", "1", *UUIDS, "0", "1"]
-        plan = make_plan({"cluster": {"component_placement": {"actor": "0-5"}}}, cluster)
-        assert [plan.environment("actor", rank)["CUDA_VISIBLE_DEVICES"] for rank in range(6)] == seen
+def devices_of_nodes(cluster: Cluster) -> None:
+    """A node's own visible devices are the tokens that its workers get."""
+    devices = [[item.device for item in node.accelerators] for node in cluster.nodes]
+    assert devices == [["3", "1"], UUIDS, ["0", "1"]]
+    places = [(node, gpu) for node in range(3) for gpu in range(2)]
+    workers = [cluster.allocate(Looker, f"w{node}{gpu}", node, gpu, {}) for node, gpu in places]
+    seen = ray.get([worker.see.remote("CUDA_VISIBLE_DEVICES") for worker in workers], timeout=60)
+    assert seen == ["3", "1", *UUIDS, "0", "1"]
+    plan = make_plan({"cluster": {"component_placement": {"actor": "0-5"}}}, cluster)
+    assert [plan.environment("actor", rank)["CUDA_VISIBLE_DEVICES"] for rank in range(6)] == seen
 
 
-@pytest.mark.usefixtures("mixed")
-def test_another_vendor_is_found_by_what_ray_calls_it():
-    with Cluster(num_nodes=6) as cluster:
-        assert [node.accelerator_type for node in cluster.nodes[3:]] == ["ascend", "amd", "intel"]
-        workers = [cluster.allocate(Looker, f"w{node}", node, 0, {}) for node in (3, 4, 5)]
-        names = ["ASCEND_RT_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ONEAPI_DEVICE_SELECTOR"]
-        seen = [ray.get(worker.see.remote(name), timeout=60) for worker, name in zip(workers, names, strict=True)]
-        assert seen == ["0", "0", "level_zero:0"]
+def devices_of_other_vendors(cluster: Cluster) -> None:
+    """Another vendor is found by what Ray calls it."""
+    assert [node.accelerator_type for node in cluster.nodes[3:]] == ["ascend", "amd", "intel"]
+    workers = [cluster.allocate(Looker, f"w{node}", node, 0, {}) for node in (3, 4, 5)]
+    names = ["ASCEND_RT_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ONEAPI_DEVICE_SELECTOR"]
+    seen = [ray.get(worker.see.remote(name), timeout=60) for worker, name in zip(workers, names, strict=True)]
+    assert seen == ["0", "0", "level_zero:0"]
