@@ -182,20 +182,9 @@ _kept: dict[str, WorkerGroup] = {}
 
 # The files that take longest come first, so that two workers of pytest-xdist end together.
 LONGEST_FIRST = (
-    *(
-        "docs_live",
-        "examples",
-        "demo",
-        "reservations",
-        "weights",
-        "run",
-        "drivers",
-        "groups",
-        "engines",
-        "train_rollout",
-    ),
-    *("bad_days", "commands", "group_failures", "channels", "liveness", "messages", "wire", "cluster", "logs"),
-    "local_cluster",
+    *("docs_live", "examples", "demo", "weights", "drivers", "group_failures", "liveness", "bad_days"),
+    *("reservations", "local_cluster", "run", "groups", "engines", "commands", "channels", "messages", "cluster"),
+    *("train_rollout", "clean", "logs", "search", "chaining", "runs", "rollout_manager", "connect", "managers"),
 )
 
 
