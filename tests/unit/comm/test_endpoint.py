@@ -578,6 +578,32 @@ def test_nothing_is_lost_doubled_or_reordered_by_connections_that_break(pair):
             np.testing.assert_equal(value, thing(number))
 
 
+def test_shared_memory_is_not_used_again_before_its_receiver_is_done_whatever_carried_it_first():
+    """What was written inline to a connection that broke, and then through shared memory, is the receiver's."""
+    pair = Pair(is_near=True)
+    meet(pair)
+    peer, first = pair.one.endpoint.peers["b:0"], np.full(100_000, 7)
+
+    def send_over_what_breaks():
+        connection = peer.connection
+        connection.cut(ConnectionResetError())
+        pair.one.send(first, "b:0")
+        # As to another node, where a process goes that was not reached on its own.
+        connection.is_inline = True
+        peer._write_kept(connection)
+
+    # In its thread, so that the connection that it reads is not opened again meanwhile.
+    done = Handle(pair.one.endpoint.loop)
+    pair.one.endpoint.loop.call(lambda: (send_over_what_breaks(), done.complete(None)))
+    done.wait(30)
+    for number in range(20):
+        pair.one.send(np.full(100_000, 100 + number), "b:0")
+        pair.one.send(number, "b:0", "next")
+        assert pair.two.wait_for_next("a:0", "next", None, 30) == number
+    np.testing.assert_equal(pair.two.wait_for_next("a:0", None, None, 30), first)
+    pair.close()
+
+
 def test_requests_are_answered_once_although_connections_break(pair):
     meet(pair)
     asked = []

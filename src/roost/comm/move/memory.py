@@ -34,8 +34,8 @@ class Memory:
     __slots__ = ("__weakref__", "fd", "map", "size")
 
     def __init__(self, size: int, fd: int) -> None:
-        self.size = size
         self.fd = fd
+        self.size = size
         # Python's own `mmap` would keep a second descriptor for each, which before Python 3.13 cannot be helped.
         libc = standard_library()
         flags = mmap.MAP_SHARED if fd >= 0 else mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
@@ -56,7 +56,8 @@ class Memory:
         return memoryview(view).cast("B"), finalizer
 
     def __del__(self) -> None:
-        if self.fd >= 0:
+        # A handler of a signal may have raised before it was made.
+        if getattr(self, "fd", -1) >= 0:
             os.close(self.fd)
 
 

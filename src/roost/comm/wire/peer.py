@@ -60,7 +60,7 @@ class _Kept:
     handle: Handle[None] | None = None
     """The send that waits until the caller's own memory has been read."""
     is_inline: bool = False
-    """Whether what lies in shared memory was written as bytes, so that the other end returns none of it."""
+    """Whether what lies in shared memory was last written as bytes, so that the other end returns none of it."""
 
 
 class Peer:
@@ -273,6 +273,8 @@ class Peer:
     def _write(self, kept: _Kept, connection: Connection, done: Handle[None] | None) -> None:
         """Write a frame with buffers; `done` is then done."""
         descriptions, inline = [], []
+        # It may be written once more, over another kind of connection than the one before.
+        kept.is_inline = False
         for buffer in kept.buffers:
             if isinstance(buffer, SharedBuffer):
                 if not connection.is_inline:
