@@ -14,7 +14,7 @@ from roost.cli.plans import Flags, Loaded, plan_job, read_job
 from roost.config.readers.reading import FRAMEWORKS
 
 HERE = Path(__file__).parent
-JOBS = sorted(path for path in (HERE / "jobs").iterdir() if "-model" not in path.stem and path.is_file())
+JOBS = sorted(path for path in (HERE / "jobs").iterdir() if not path.stem.endswith("-model") and path.is_file())
 
 
 def load(path: Path, *settings: str, **flags: object) -> Loaded:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from roost.config.readers.reading import ForeignJob
     from roost.runtime.status import LiveHardware
 
-_SUFFIXES = (".yaml", ".yml", ".json", ".sh", ".toml")
+_SUFFIXES = (".yaml", ".yml", ".json", ".sh", ".toml", ".bash", ".slurm", ".sbatch")
 _VARIABLE = "ROOST_CLUSTER"
 
 
@@ -118,11 +118,13 @@ class Loaded:
     """The hardware in shorthand, if nothing says which there is."""
     foreign: ForeignJob | None = None
     """The job of another framework that it is the plan of."""
+    made_up: bool = False
+    """Whether nobody says which nodes there are: idle accelerators of theirs say nothing about the job."""
 
     @property
     def findings(self) -> tuple[Finding, ...]:
         """What is wrong with the plan or worth knowing: what the framework refuses first."""
-        found = lint(self.plan)
+        found = tuple(item for item in lint(self.plan) if not (self.made_up and item.code == "idle"))
         if self.foreign is None:
             return found
         own = [
@@ -272,15 +274,17 @@ def plan_job(given: Given, flags: Flags, hardware: Topology | None = None) -> Lo
         from roost.placement.from_roles import plan_roles  # only a job of another framework needs it
 
         if len(flags.hardware) > 1 or flags.live:
-            named = join_words(flags.hardware)
-            raise ConfigError(f"{named} cannot describe the hardware here", hint="give --cluster or --inventory")
+            many = join_words(flags.hardware)
+            raise ConfigError(f"{many} cannot describe the hardware here", hint="give --cluster or --inventory")
         nodes, gpus = draft.size
         # Where neither a flag nor the variable says otherwise, on what it asks for.
-        asked = None if os.environ.get(_VARIABLE) else Topology.from_shorthand(f"{nodes}x{gpus}")
+        named = bool(os.environ.get(_VARIABLE))
+        asked = None if named else Topology.from_shorthand(f"{nodes}x{gpus}")
         config = ClusterConfig(num_nodes=nodes, components=(), hardware=asked)
         hardware, _ = find_hardware(config, flags.cluster, flags.inventory, "")
         roles = draft.lay_out([len(node.accelerators) for node in hardware.nodes])
-        return Loaded(plan=plan_roles(roles, hardware, nodes), foreign=draft)
+        made_up = not (flags.hardware or named or draft.framework.says_cluster)
+        return Loaded(plan=plan_roles(roles, hardware, nodes), foreign=draft, made_up=made_up)
     config = draft.job.cluster
     if len(flags.hardware) > 1:
         many = "both" if len(flags.hardware) == 2 else "all"

@@ -46,8 +46,8 @@ def lint(plan: Plan) -> tuple[Finding, ...]:
     found += [("overlap", _overlap(plan, *pair, groups)) for pair in pairs]
     found += [("idle", _idle(plan, occupants))]
     for component in plan.components:
-        # Ray spreads what is asked for by count, and nobody could write it otherwise.
-        if not component.by_count:
+        # Other frameworks place by count, or say GPU by GPU what they mean.
+        if not (component.by_count or component.parallel):
             found += [("uneven", _uneven(plan, component)), ("apart", _far_apart(component))]
         if not component.parallel:
             found += [("tensor-parallel-cut", _cut_by_node(component)), ("left-over", _left_over(component))]

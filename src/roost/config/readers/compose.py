@@ -63,31 +63,38 @@ class _Composer:
     def __init__(self, folder: Folder) -> None:
         self._folder = folder
 
-    def file(self, name: str, text: str, package: str, above: tuple[str, ...]) -> dict[str, Setting]:
+    def file(
+        self, name: str, text: str, package: str, above: tuple[str, ...], named: Where | None = None
+    ) -> dict[str, Setting]:
         """Return the values of a file under a package, over those of the files that it builds on."""
         path = os.path.realpath(name)
         if path in above:
-            raise ConfigError(f"{name}: its defaults lead back to itself")
+            hint = "take one of them out of the defaults"
+            raise ConfigError(f"{name} builds on itself, over its defaults", hint=hint, where=named)
         if len(above) > _MAX_DEPTH:
-            raise ConfigError(f"{name}: its defaults are nested deeper than {_MAX_DEPTH} files")
+            message = f"{name}: its defaults are nested deeper than {_MAX_DEPTH} files"
+            raise ConfigError(message, hint="build on fewer files", where=named)
+        if not re.sub(r"(?m)^\s*#.*$", "", text).strip():
+            return {}
         document = parse_text(text, name=name)
         own: dict[str, Setting] = {}
-        bases: list[tuple[str, str]] = []
+        bases: list[tuple[str, str, yaml.Node]] = []
         if isinstance(document.node, yaml.MappingNode):
             own = flatten(document)
             bases = [base for key, node in document.pairs() if str(key.value) == "defaults" for base in _bases(node)]
         own = {key: item for key, item in own.items() if key != "defaults" and not key.startswith("defaults.")}
         found: dict[str, Setting] = {}
         has_own = False
-        for target, within in bases:
+        for target, within, node in bases:
             if target == "_self_":
                 _put(found, own, package)
                 has_own = True
                 continue
-            opened = self._folder.open(target, name, ("", ".yaml", ".yml"))
+            where = YamlValue(node, ("defaults",), document.file).where()
+            opened = self._folder.open(target, name, ("", ".yaml", ".yml"), where)
             if opened is not None:
                 inner = ".".join(part for part in (package, within) if part)
-                found.update(self.file(*opened, inner, (*above, path)))
+                found.update(self.file(*opened, inner, (*above, path), where))
         if not has_own:
             _put(found, own, package)
         return found
@@ -102,17 +109,17 @@ def _put(found: dict[str, Setting], own: Mapping[str, Setting], package: str) ->
         found[name] = item
 
 
-def _bases(node: yaml.Node) -> Iterator[tuple[str, str]]:
-    """Yield the files of a list of defaults, each with the package that its values go to."""
+def _bases(node: yaml.Node) -> Iterator[tuple[str, str, yaml.Node]]:
+    """Yield the files of a list of defaults, each with the package that its values go to, and where it is named."""
     if isinstance(node, yaml.ScalarNode):
-        yield str(node.value), ""
+        yield str(node.value), "", node
         return
     for item in node.value if isinstance(node, yaml.SequenceNode) else ():
         if isinstance(item, yaml.ScalarNode):
             text = str(item.value)
             target, _, package = text.partition("@")
             group = "" if package in ("_here_", "_global_") else package
-            yield target.removeprefix("/"), group
+            yield target.removeprefix("/"), group, item
         elif isinstance(item, yaml.MappingNode):
             for key, value in item.value:
                 found = _GROUP.match(str(key.value))
@@ -120,7 +127,7 @@ def _bases(node: yaml.Node) -> Iterator[tuple[str, str]]:
                     continue
                 group, package = found["group"].removeprefix("/"), found["package"]
                 place = group.replace("/", ".") if package is None else package
-                yield f"{group}/{value.value}", "" if place in ("_here_", "_global_") else place
+                yield f"{group}/{value.value}", "" if place in ("_here_", "_global_") else place, value
 
 
 def read_toml(name: str, text: str) -> dict[str, Setting]:

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from roost.config.yaml_file import JOB_FILE_LIMIT, load_text
-from roost.errors import ConfigError
+from roost.errors import ConfigError, Where
+from roost.text import shorten
 
 _ROOTS = (".git", "pyproject.toml", "setup.py", "setup.cfg")
 _MOST_FILES = 200
@@ -21,10 +22,8 @@ class Folder:
     """The job's file, as the user names it."""
     here: Path
     root: Path
-    outside: list[str] = field(default_factory=list)
-    """What was asked for outside of the project, and not read."""
-    missing: list[str] = field(default_factory=list)
-    """What was asked for and is not there."""
+    missing: list[tuple[str, Where | None]] = field(default_factory=list)
+    """What was asked for and is not there, and where a config says so."""
     opened: int = 0
 
     @classmethod
@@ -34,24 +33,31 @@ class Folder:
         root = next((item for item in (here, *here.parents) if any((item / sign).exists() for sign in _ROOTS)), here)
         return cls(str(path), here, root)
 
-    def open(self, target: str, beside: str | None = None, suffixes: tuple[str, ...] = ("",)) -> tuple[str, str] | None:
+    def open(
+        self,
+        target: str,
+        beside: str | None = None,
+        suffixes: tuple[str, ...] = ("",),
+        where: Where | None = None,
+    ) -> tuple[str, str] | None:
         """Read a file that a script or a config names; None if it is not in the project.
 
         A relative name is looked for where `beside` is, then from the job's folder upwards, since nobody knows in which
-        folder the user starts it.
+        folder the user starts it. With `where`, the place that names it, a file outside of the project is refused.
         """
         starts = [Path(os.path.realpath(beside)).parent] if beside else []
         starts += [Path.cwd(), self.here, *(item for item in self.here.parents if item.is_relative_to(self.root))]
         for start in starts:
             for suffix in suffixes:
                 path = os.path.realpath(start / (target + suffix))
-                if not Path(path).is_relative_to(self.root):
-                    if os.path.isabs(target) or target.startswith(".."):
-                        self.outside.append(target)
-                    continue
-                if os.path.isfile(path):
+                if Path(path).is_relative_to(self.root) and os.path.isfile(path):
                     return self._load(path)
-        self.missing.append(target)
+        meant = Path(os.path.realpath(starts[0] / target))
+        if where is not None and not meant.is_relative_to(self.root):
+            message = f"{shorten(target, 80)} is outside of the project, {self.root.name or self.root}, and is not read"
+            hint = "the project is the nearest folder above with a .git or pyproject.toml: put the file there"
+            raise ConfigError(message, hint=hint, where=where)
+        self.missing.append((target, where))
         return None
 
     def _load(self, path: str) -> tuple[str, str] | None:
@@ -62,5 +68,5 @@ class Folder:
         try:
             return shown, load_text(path, limit=JOB_FILE_LIMIT)
         except ConfigError:
-            self.missing.append(shown)
+            self.missing.append((shown, None))
             return None

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import SequenceMatcher
 from typing import Literal
 
 from roost.errors import PlacementError, Problem, Where
-from roost.text import join_words, plural, shorten
+from roost.text import plural, shorten
 
 Default = int | str | bool | float | None
 Level = Literal["error", "warning", "info"]
@@ -47,6 +48,11 @@ class Role:
     by_count: bool = False
     """Whether the framework asks Ray for a number of GPUs, and Ray chooses which."""
 
+    @classmethod
+    def of(cls, name: str, ranks: Iterable[int], *, by_count: bool = True) -> Role:
+        """Return a role with one process for each GPU, of which nothing more is known."""
+        return cls(name=name, processes=tuple((rank,) for rank in ranks), by_count=by_count)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remark:
@@ -70,7 +76,7 @@ class Framework:
     """The keys that decide the placement. A default of `"=other.key"` is the value of that key."""
     size: Callable[[Settings], tuple[int, int]]
     """How many nodes of how many GPUs the job is for."""
-    lay_out: Callable[[Settings, Gpus], Iterable[Role]]
+    lay_out: Callable[[Settings, Gpus], Iterable[Role | None]]
     older: Mapping[str, str] = field(default_factory=dict)
     """Older names of keys."""
     switches: frozenset[str] = frozenset()
@@ -79,10 +85,16 @@ class Framework:
     """What the program is called in a launch script."""
     marks: tuple[str, ...] = ()
     """Beginnings of arguments, or keys of a config, that only this framework has."""
-    siblings: Mapping[str, str] = field(default_factory=dict)
-    """Other names in the sections that hold a placement, so that they are not taken for a slip."""
+    in_config: bool = False
+    """Whether the placement is in a file that the command names, so that nothing is known without it."""
+    says_cluster: bool = False
+    """Whether a job says which nodes it is for, and not only which GPUs it takes."""
+    suffix: str = ".yaml"
+    """What the names of its configs end in."""
     files: tuple[str, ...] = ()
     """Keys that name a YAML file with more settings."""
+    configs: Mapping[str, str] = field(default_factory=dict)
+    """The config that a program takes if it is given none, from its own folder."""
 
 
 @dataclass(slots=True)
@@ -173,6 +185,21 @@ class Settings:
         """Tell whether reading found the values of all these keys."""
         return all(found.is_known for key in keys if (found := self.find(key)) is not None)
 
+    def note_unknown_keys(self) -> None:
+        """Note keys that are a slip away from one that decides the placement."""
+        defaults = self.framework.defaults
+        known: dict[str, list[str]] = {}
+        for key in defaults:
+            known.setdefault(key.rpartition(".")[0], []).append(key)
+        for key, item in self.given.items():
+            if key in defaults or key in self.framework.older or item.where is None:
+                continue
+            near = known.get(key.rpartition(".")[0], ())
+            meant = next((other for other in near if _is_slip(key, other)), None)
+            if meant is not None and meant not in self.given:
+                message = f"{self.framework.name} {self.framework.version} has no {key}"
+                self.warn("unknown-key", message, f"did you mean {meant!r}?", key)
+
     def _remark(self, code: str, level: Level, message: str, hint: str, keys: Sequence[str]) -> None:
         remark = Remark(code=code, level=level, message=message, hint=hint, where=self.where(*keys))
         if remark not in self.remarks and self.knows(*keys):
@@ -235,11 +262,27 @@ class Settings:
         if sign:
             return None
         if name.startswith("."):
-            name = ".".join([*key.split(".")[:-1], name[1:]])
+            up = len(name) - len(name.lstrip("."))
+            name = ".".join([*key.split(".")[:-up], name[up:]])
         if self.find(name) is None and name not in self.framework.defaults:
             return None
         found = self._text(name, links + 1)
         return "null" if found is None else found
+
+
+def _is_slip(key: str, other: str) -> bool:
+    """Tell whether two names differ by a slip within one word, or a long one by the word `model`.
+
+    >>> _is_slip("trainer.n_gpu_per_node", "trainer.n_gpus_per_node"), _is_slip("sglang-ep-size", "sglang-pp-size")
+    (True, False)
+    """
+    words, others = (re.split(r"[._-]", name) for name in (key, other))
+    if len(words) > 3:
+        words, others = ([part for part in name if part != "model"] for name in (words, others))
+    differ = [(one, two) for one, two in zip(words, others, strict=False) if one != two]
+    if len(words) != len(others) or len(differ) > 1:
+        return False
+    return all(len(one) > 2 and SequenceMatcher(None, one, two).ratio() > 0.75 for one, two in differ)
 
 
 class Gpus:
@@ -260,6 +303,11 @@ class Gpus:
         """How many are not given out yet."""
         return sum(map(len, self._free))
 
+    @property
+    def most(self) -> int:
+        """How many are free on the node that has the most of them."""
+        return max(map(len, self._free), default=0)
+
     def node_of(self, rank: int) -> int:
         """Return the node of a GPU."""
         node = 0
@@ -276,15 +324,18 @@ class Gpus:
         taken, self._free[best] = self._free[best][:count], self._free[best][count:]
         return taken
 
-    def pack(self, count: int, what: str, where: Where | None = None) -> list[int]:
-        """Take GPUs node by node, as `PACK` does."""
+    def pack(self, count: int, what: str, where: Where | None = None, bundle: int = 1) -> list[int]:
+        """Take bundles of GPUs as `PACK` does: all that fit on the node that has the most free, then on the next."""
         if self.free < count:
             self._refuse(f"{what} takes {plural(count, 'GPU')}", where, one_node=False)
         found: list[int] = []
-        for node in self._free:
-            left = count - len(found)
-            found += node[:left]
-            del node[:left]
+        while len(found) < count:
+            node = max(self._free, key=len)
+            size = min(count - len(found), len(node) // bundle * bundle)
+            if not size:
+                self._refuse(f"{what} takes {plural(bundle, 'GPU')} of one node", where, one_node=True)
+            found += node[:size]
+            del node[:size]
         return found
 
     def nodes(self, count: int, per_node: int, what: str, where: Where | None = None) -> list[list[int]]:
@@ -300,7 +351,7 @@ class Gpus:
         return sorted(found)
 
     def _refuse(self, message: str, where: Where | None, *, one_node: bool) -> None:
-        there = max(map(len, self._free), default=0) if one_node else self.free
+        there = self.most if one_node else self.free
         most = "the most that a node has free" if one_node else f"free of {self.total}"
         problem = f"{message}, and {there} {'is' if there == 1 else 'are'} {most}"
         raise PlacementError(Problem(message=problem, hint="plan on a larger cluster, or ask for fewer", where=where))
@@ -322,31 +373,3 @@ def fitted(groups: Iterable[int], node: int = 8) -> tuple[int, int]:
         else:
             free[place] -= size
     return (1, node - free[0]) if len(free) == 1 else (max(1, len(free)), node)
-
-
-def each(ranks: Iterable[int]) -> tuple[tuple[int, ...], ...]:
-    """Return one process for each GPU."""
-    return tuple((rank,) for rank in ranks)
-
-
-def in_chunks(ranks: Sequence[int], size: int) -> list[list[int]]:
-    """Return the GPUs in whole groups of a size; what is left over is in none."""
-    return [list(ranks[at : at + size]) for at in range(0, len(ranks) - size + 1, size)]
-
-
-def sizes(**given: int) -> tuple[tuple[str, int], ...]:
-    """Return the sizes of a split that are not 1."""
-    return tuple((name, size) for name, size in given.items() if size > 1)
-
-
-def product(text: Sequence[tuple[str, int]]) -> tuple[int, str]:
-    """Return the product of named sizes and how to write it: `(8, "TP 4 x PP 2")`."""
-    total = 1
-    for _, size in text:
-        total *= size
-    return total, " x ".join(f"{name} {size}" for name, size in text) or "1"
-
-
-def listed(names: Sequence[str]) -> str:
-    """Return names in a sentence."""
-    return join_words([repr(name) for name in names])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os.path
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,8 +17,10 @@ from roost.config.readers.script import walk_script
 from roost.errors import ConfigError, Problem
 from roost.text import did_you_mean, join_words, shorten
 
-FRAMEWORKS: tuple[str, ...] = ("verl", "slime", "miles")
-_MODULES = {"nemo-rl": "nemo_rl", "prime-rl": "prime_rl", "miles": "slime"}
+FRAMEWORKS: tuple[str, ...] = (
+    *("verl", "slime", "miles", "openrlhf", "nemo-rl", "areal", "skyrl", "roll", "prime-rl"),
+)
+_KNOWN = f"Roost reads {join_words(FRAMEWORKS)}; --from NAME chooses one"
 _COMMAND_LINE = "command line"
 _VARIABLE = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _OVERRIDE = re.compile(r"([+~]{0,2})([A-Za-z_][\w./@-]*)=(.*)", re.DOTALL)
@@ -35,8 +38,9 @@ def framework(name: str) -> Framework:
         close = did_you_mean(name, FRAMEWORKS)
         hint = f"did you mean {close!r}?" if close else f"Roost reads {join_words(FRAMEWORKS)}"
         raise ConfigError(f"there is no reader for {shorten(repr(name))}", hint=hint)
-    module = import_module(f"roost.config.readers.{_MODULES.get(name, name)}")
-    found: Framework = getattr(module, name.upper().replace("-", "_"))
+    own = name.replace("-", "_")
+    module = import_module(f"roost.config.readers.{'slime' if name == 'miles' else own}")
+    found: Framework = getattr(module, own.upper())
     return found
 
 
@@ -65,8 +69,9 @@ class ForeignJob:
 
     def lay_out(self, sizes: Sequence[int]) -> tuple[Role, ...]:
         """Place the roles on nodes with so many GPUs as the framework does on an empty cluster."""
-        roles = tuple(role for role in self.framework.lay_out(self.settings, Gpus(sizes)) if role.processes)
+        roles = tuple(role for role in self.framework.lay_out(self.settings, Gpus(sizes)) if role and role.processes)
         self._raise_missing()
+        self.settings.note_unknown_keys()
         if not roles:
             raise ConfigError(f"{self.name}: it places nothing on GPUs")
         return roles
@@ -134,20 +139,42 @@ def read_foreign(
     wanted = [framework(chosen)] if chosen else None
     if is_script(name, text):
         return _read_script(name, text, extra, wanted, assume)
-    tables = wanted or [framework(item) for item in FRAMEWORKS]
-    if name.endswith(".toml"):
+    suffix = ".toml" if name.endswith(".toml") else ".yaml"
+    tables = wanted or [item for item in map(framework, FRAMEWORKS) if item.suffix == suffix]
+    folder = Folder.of(name)
+    if suffix == ".toml":
         given = read_toml(name, text)
     elif wanted or _may_be_foreign(text, tables):
-        given = read_yaml(Folder.of(name), name, text)
+        given = read_yaml(folder, name, text)
     else:
         return None
     found = next((item for item in tables if _holds(item, given)), wanted[0] if wanted else None)
     if found is None:
+        if suffix == ".toml":
+            raise ConfigError(f"{name}: not a config of a framework that Roost reads", hint=_KNOWN)
         return None
     settings = _overrides(
         [Token(item, ScriptFile(_COMMAND_LINE, " ".join(extra)), 0, 0) for item in extra], Script(), found, given
     )
-    return ForeignJob(name, Settings(found, settings, assume))
+    job = Settings(found, settings, assume)
+    _note_missing(folder, job)
+    return ForeignJob(name, job)
+
+
+def _note_missing(folder: Folder, job: Settings) -> None:
+    """Note the files that a config builds on and that are not there, where the framework has no copy of its own."""
+    for target, where in dict.fromkeys(folder.missing) if job.framework.in_config else ():
+        if where is not None:
+            message = f"it builds on {shorten(target, 60)}, which is not there: what that file says is not known"
+            job.remarks.append(
+                Remark(
+                    code="no-such-file",
+                    level="warning",
+                    message=message,
+                    hint="put the file beside it; until then, defaults stand in for it",
+                    where=where,
+                )
+            )
 
 
 def _may_be_foreign(text: str, tables: Sequence[Framework]) -> bool:
@@ -180,23 +207,18 @@ def _read_script(
         script = walk_script(
             text, folder, {k: v for k, v in variables.items() if k in script.used}, arguments, argument_file=line
         )
-    launches = list(_launches(script, wanted or [framework(item) for item in FRAMEWORKS]))
+    launches = _launches(script, wanted or [framework(item) for item in FRAMEWORKS], folder, bool(wanted))
     if not launches:
         what = wanted[0].name if wanted else "a framework that Roost reads"
-        raise ConfigError(
-            f"{name}: it starts no program of {what}",
-            hint=f"Roost reads {join_words(FRAMEWORKS)}; --from NAME chooses one"
-            if not wanted
-            else "choose another --from",
-        )
+        raise ConfigError(f"{name}: it starts no program of {what}", hint="choose another --from" if wanted else _KNOWN)
     table, command, at = next((item for item in launches if not item[1].maybe), launches[0])
     # Of frameworks with the same flags, it is the one that the script speaks of.
-    alike = [item for item in wanted or map(framework, FRAMEWORKS) if item.marks == table.marks]
+    alike = [item for item in wanted or map(framework, FRAMEWORKS) if item.lay_out is table.lay_out]
     table = max(alike, key=lambda item: text.count(item.name))
     tokens = list(command.words[at + 1 :])
     if arguments and not script.passes_arguments:
         tokens += [Token(item, line, 0, 0) for item in arguments]
-    given = _configs(folder, command, at)
+    given = _configs(folder, script, command, at, table)
     if table.switches:
         given |= _flags(tokens, script, table)
     else:
@@ -211,6 +233,7 @@ def _read_script(
         given |= _file_of(given.get(key), script, folder, key, command)
     given["program"] = Setting(key="program", text=command.words[at].text, where=command.words[at].where("program"))
     job = Settings(table, given, assume, literals=script.literals)
+    _note_missing(folder, job)
     _check_lines(script, command, table, job)
     for key, value in script.ignored.items():
         job.inform(
@@ -224,7 +247,7 @@ def _check_unused(settings: Sequence[str], table: Framework, name: str) -> None:
     """Refuse a name on the command line that is neither a variable of the script nor a setting."""
     for item in settings:
         key = item.partition("=")[0]
-        if key not in table.defaults and key not in table.siblings:
+        if key not in table.defaults:
             close = did_you_mean(key, table.defaults)
             hint = (
                 f"did you mean {close!r}?"
@@ -252,7 +275,9 @@ def _check_lines(script: Script, command: Command, table: Framework, found: Sett
             )
 
 
-def _launches(script: Script, tables: Sequence[Framework]) -> list[tuple[Framework, Command, int]]:
+def _launches(
+    script: Script, tables: Sequence[Framework], folder: Folder, chosen: bool
+) -> list[tuple[Framework, Command, int]]:
     """Return the commands that start a framework's program, and which of their words is that program."""
     found = []
     for command in script.commands:
@@ -261,45 +286,102 @@ def _launches(script: Script, tables: Sequence[Framework]) -> list[tuple[Framewo
             if at is not None:
                 found.append((table, command, at))
                 break
+        else:
+            by_config = _by_config(command, [item for item in tables if item.in_config], folder, chosen)
+            found += [by_config] if by_config else []
     return found
 
 
 def _program(command: Command, table: Framework) -> int | None:
     """Return which word is the framework's program; without one of its names, what stands before its arguments."""
     words = [word.text for word in command.words]
-    marked = [index for index, word in enumerate(words) if word.lstrip("+~").startswith(table.marks)]
+    marks = () if table.in_config else table.marks
+    marked = [index for index, word in enumerate(words) if word.lstrip("+~").startswith(marks)] if marks else []
     for index, word in enumerate(words):
         before = words[index - 1] if index else ""
-        is_run = before in ("-m", "--module") or "python" in before or (bool(before) and word.endswith(".py"))
+        is_run = before in ("-m", "--module", "run") or "python" in before or (bool(before) and word.endswith(".py"))
+        is_run = is_run or re.fullmatch(r"\w+(\.\w+){2,}", word) is not None
         if table.command.search(word) and (marked or is_run):
             return index
     return max(0, marked[0] - 1) if marked else None
 
 
-def _configs(folder: Folder, command: Command, at: int) -> dict[str, Setting]:
-    """Read the YAML file that a command names, if it is in the project."""
+def _by_config(
+    command: Command, tables: Sequence[Framework], folder: Folder, chosen: bool
+) -> tuple[Framework, Command, int] | None:
+    """Find the framework of a Python program by the config that it is given; it may have any name."""
     words = [word.text for word in command.words]
-    options = {
-        "--config-path": "",
-        "--config-name": "",
-        "--config-dir": "",
-        "--config": "",
-        "--config_path": "",
-        "--config_name": "",
-    }
-    for index, word in enumerate(words[at:], at):
-        name, sign, value = word.partition("=")
-        if name in options:
-            options[name] = value if sign else words[index + 1] if index + 1 < len(words) else ""
-    path = options["--config-path"] or options["--config_path"] or options["--config-dir"]
-    name = options["--config-name"] or options["--config_name"] or options["--config"]
-    given = {"config": Setting(key="config", text=name)} if name else {}
-    if not name or has_mark(name):
-        return given
-    target = f"{path}/{name}" if path else name
-    target = re.sub("\ue000\\d+\ue001", "", target).lstrip("/") if has_mark(target) else target
-    opened = folder.open(target, None, ("", ".yaml", ".yml"))
-    return read_yaml(folder, *opened) | given if opened else given
+    at = next((index for index, word in enumerate(words) if word.endswith(".py") or words[index - 1] == "-m"), None)
+    names = [] if at is None or not tables else _config_names(command, at)
+    if at is None or not names:
+        return None
+    opened = [folder.open(_bare(name.text), None, _SUFFIXES) for name in names]
+    given = {key: item for found in opened if found for key, item in _read(folder, *found).items()}
+    table = next((item for item in tables if _holds(item, given)), tables[0] if chosen else None)
+    return (table, command, at) if table else None
+
+
+def _read(folder: Folder, name: str, text: str) -> dict[str, Setting]:
+    return read_toml(name, text) if name.endswith(".toml") else read_yaml(folder, name, text)
+
+
+def _bare(target: str) -> str:
+    """Return the known end of a path, such as that of `$PROJECT/configs/a.yaml`: it is looked for in the project."""
+    return re.sub("\ue000\\d+\ue001", "", target).lstrip("/") if has_mark(target) else target
+
+
+_FOLDERS = frozenset({"--config-path", "--config_path", "--config-dir", "-cp"})
+_NAMES = frozenset({"--config-name", "--config_name", "--config", "-cn"})
+_SUFFIXES = ("", ".yaml", ".yml", ".toml")
+
+
+def _config_names(command: Command, at: int) -> list[Token]:
+    """Return the configs that a program is given, each with its path: by an option, or as `@ FILE`."""
+    words = command.words[at:]
+    path, found = "", []
+    for index, word in enumerate(words):
+        option, sign, value = word.text.partition("=")
+        rest = words[index + 1] if index + 1 < len(words) else word._replace(text="")
+        rest = word._replace(text=value) if sign else rest
+        if option in _FOLDERS:
+            path = rest.text
+        elif option in _NAMES or option == "@":
+            found.append(rest)
+        elif option.startswith("@"):
+            found.append(word._replace(text=word.text[1:]))
+    return [name._replace(text=f"{path}/{name.text}" if path else name.text) for name in found if name.text]
+
+
+def _configs(folder: Folder, script: Script, command: Command, at: int, table: Framework) -> dict[str, Setting]:
+    """Read the configs that a command names, or the one that its program takes without, if they are in the project."""
+    program = command.words[at]
+    names = _config_names(command, at)
+    for pattern, path in table.configs.items() if not names else ():
+        if found := re.search(pattern, program.text):
+            names = [program._replace(text=os.path.join(os.path.dirname(program.text), found.expand(path)))]
+            break
+    given: dict[str, Setting] = {}
+    for name in names:
+        opened = folder.open(_bare(name.text), None, _SUFFIXES)
+        if opened is not None:
+            given |= _read(folder, *opened)
+        elif table.in_config and has_mark(name.text):
+            named = script.names_in(name.text)
+            message = (
+                f"{named[0]}=? : which config it is depends on it" if named else "which config it is, is not known"
+            )
+            hint = f"give {named[0]}=… on the command line" if named else "give the config itself to roost plan"
+            raise VariablesMissing(Problem(message=message, hint=hint, where=name.where("config")))
+        elif table.in_config:
+            message = f"its config {shorten(name.text, 80)} is not in this project"
+            raise ConfigError(message, hint="put it there, or give it to roost plan itself", where=name.where("config"))
+    if table.in_config and not names:
+        hint = f"give a {table.suffix} file to roost plan"
+        raise ConfigError("it names no config, which has the placement", hint=hint, where=program.where("config"))
+    if names:
+        text = script.shown(names[-1].text)
+        given["config"] = Setting(key="config", text=os.path.basename(text))
+    return given
 
 
 def _file_of(setting: Setting | None, script: Script, folder: Folder, key: str, command: Command) -> dict[str, Setting]:
@@ -361,6 +443,8 @@ def _flags(tokens: Sequence[Token], script: Script, table: Framework) -> dict[st
         if not token.text.startswith("--"):
             continue
         key, sign, value = token.text[2:].partition("=")
+        if key not in table.defaults and (plain := key.replace("-", "_")) in table.defaults:
+            key = plain
         if sign:
             found[key] = _setting(token, key, value, script, found.get(key), table)
         elif key in table.switches or index >= len(tokens) or tokens[index].text.startswith("--"):

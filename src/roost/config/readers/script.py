@@ -246,9 +246,12 @@ class _Walk(Variables):
                 words += self.expand(word)
         if not words:
             return True
-        if node.output is not None and node.document is not None:
-            self.write_document(self.one(node.output), node.document)
         name, rest = words[0].text, words[1:]
+        if node.document is not None and node.output is not None:
+            self.script.documents[self.one(node.output)] = self.text_of_document(node.document)
+        elif node.document is not None and name == "read" and _NAME.fullmatch(words[-1].text):
+            self.set(words[-1].text, self.text_of_document(node.document))
+            return Unsure(())
         assigns = {item.name: self._scalar(item) for item in node.assigns}
         if name in self.functions:
             return self.call(name, rest, assigns)
@@ -290,13 +293,13 @@ class _Walk(Variables):
             self.values, self.arguments, self.file, self.functions, self.maybe = outer
         return True
 
-    def write_document(self, target: str, document: shell.Document) -> None:
+    def text_of_document(self, document: shell.Document) -> str:
         text = self.file.text[document.start : document.stop].rstrip("\n").rpartition("\n")[0]
         if not document.literal:
             fields = Fields(self.file, 0, 0, splits=False)
             self._expand(text, fields, quoted=True)
             text = "".join(item.text for item in fields.close())
-        self.script.documents[target] = text
+        return text
 
     def call(self, name: str, rest: list[Token], assigns: Mapping[str, str]) -> Status:
         body, file = self.functions[name]
@@ -520,12 +523,6 @@ class _Walk(Variables):
             case _:
                 return None
         return True
-
-    def source(self, rest: list[Token]) -> Status:
-        if not rest or has_mark(rest[0].text):
-            return Unsure(())
-        found = self.folder.open(rest[0].text)
-        return Unsure(()) if found is None else self.walk_file(*found)
 
     def walk_file(self, name: str, text: str) -> Status:
         outer = self.file

@@ -9,7 +9,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from roost.config.readers.framework import Default, Framework, Gpus, Role, Settings, each, product, sizes
+from roost.config.readers.framework import Default, Framework, Gpus, Role, Settings
+from roost.config.readers.roles import product, sizes, trained
 
 _DEFAULTS: dict[str, Default] = {
     "actor-num-nodes": 1,
@@ -175,7 +176,7 @@ def _engines(settings: Settings, group: _Group, ranks: list[int], gpus: Gpus) ->
         group.per_engine,
         f"the number of GPUs of {group.name}",
         f"{group.per_engine} GPUs per engine",
-        *_given(settings, group.keys),
+        *group.keys,
     )
     on_node = min(group.per_engine, settings.whole("num-gpus-per-node"))
     if not on_node or not ranks:
@@ -190,7 +191,8 @@ def _engines(settings: Settings, group: _Group, ranks: list[int], gpus: Gpus) ->
             "set --num-gpus-per-node to what a node has"
             if on_node > max(gpus.sizes)
             else "change the GPUs per engine, or where the rollout begins",
-            *_given(settings, (*group.keys, "num-gpus-per-node")),
+            *group.keys,
+            "num-gpus-per-node",
         )
         processes = [own for own in processes if own not in cut]
     pipeline = settings.whole("sglang-pp-size")
@@ -205,38 +207,28 @@ def _engines(settings: Settings, group: _Group, ranks: list[int], gpus: Gpus) ->
     )
 
 
-def _given(settings: Settings, keys: tuple[str, ...]) -> list[str]:
-    return [key for key in keys if settings.find(key)] or list(keys[:1])
-
-
 def _training(settings: Settings, ranks: list[int]) -> Role:
-    world = len(ranks)
     tensor, context, pipeline = (
         settings.whole(f"{name}-parallel-size") for name in ("tensor-model", "context", "pipeline-model")
     )
     is_megatron = settings.text("train-backend") == "megatron"
     split = sizes(TP=tensor, CP=context, PP=pipeline) if is_megatron else sizes(CP=context)
-    needed, text = product(split)
     counts = ("actor-num-gpus-per-node", "actor-num-nodes")
-    keys = [f"{name}-parallel-size" for name in ("tensor-model", "context", "pipeline-model")]
-    fits = settings.divides(world, needed, "the number of GPUs of actor", text, *_given(settings, (*counts, *keys)))
-    expert = settings.whole("expert-model-parallel-size")
-    if is_megatron and expert > 1 and fits:
+    keys = (*counts, *(f"{name}-parallel-size" for name in ("tensor-model", "context", "pipeline-model")))
+    expert = settings.whole("expert-model-parallel-size") if is_megatron else 1
+    found = trained(settings, "actor", ranks, split, *keys, experts=expert)
+    if expert > 1 and len(ranks) % product(split)[0] == 0:
         own = settings.number("expert-tensor-parallel-size")
-        needed_by_experts, parts = product(sizes(EP=expert, ETP=tensor if own is None else own, PP=pipeline))
-        about = _given(settings, ("expert-model-parallel-size", *counts))
-        settings.divides(world, needed_by_experts, "the number of GPUs of actor", parts, *about)
-    ways = world // needed if fits else 1
-    near = tensor * context if is_megatron else context
-    within = [(axis, size) for axis, size in split if axis != "PP"]
-    parallel = (*within, *sizes(DP=ways), *sizes(PP=pipeline if is_megatron else 1), *sizes(EP=expert))
-    return Role(name="actor", processes=each(ranks), parallel=parallel, together=max(1, near), by_count=True)
+        needed, parts = product(sizes(EP=expert, ETP=tensor if own is None else own, PP=pipeline))
+        about = ("expert-model-parallel-size", *counts)
+        settings.divides(len(ranks), needed, "the number of GPUs of actor", parts, *about)
+    return found
 
 
 def _lay_out(settings: Settings, gpus: Gpus) -> Iterator[Role]:
     share = _share(settings)
     where = settings.where("rollout-num-gpus", "actor-num-gpus-per-node", "actor-num-nodes")
-    ranks = gpus.pack(share.total, "the job", where)
+    ranks = sorted(gpus.pack(share.total, "the job", where))
     if share.training:
         actor = _training(settings, ranks[: share.training])
         yield actor

@@ -9,19 +9,17 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from roost.config.readers.framework import (
-    Default,
-    Framework,
-    Gpus,
-    Role,
-    Settings,
-    each,
-    fitted,
-    in_chunks,
+from roost.config.readers.framework import Default, Framework, Gpus, Role, Settings, fitted
+from roost.config.readers.roles import (
+    TORCHRUN,
+    Split,
+    engines,
     product,
     sizes,
+    torchrun_ranks,
+    torchrun_size,
+    trained,
 )
-from roost.config.readers.torchrun import TORCHRUN, torchrun_role, torchrun_size
 
 _ACTOR = "actor_rollout_ref.actor"
 _REF = "actor_rollout_ref.ref"
@@ -86,6 +84,7 @@ _DEFAULTS: dict[str, Default] = {
     "distillation.nnodes": 0,
     "distillation.n_gpus_per_node": 8,
     "rollout.tensor_model_parallel_size": None,
+    **{f"engine.{name}_parallel_size": 1 for name in ("tensor_model", "context", "pipeline_model", "ulysses_sequence")},
     **TORCHRUN,
     **{f"{_ACTOR}.megatron.{name}": value for name, value in _MEGATRON.items()},
     **{f"{_REF}.megatron.{name}": f"={_ACTOR}.megatron.{name}" for name in _MEGATRON},
@@ -145,8 +144,9 @@ def _size(settings: Settings) -> tuple[int, int]:
     return fitted(count for _, nodes, count, _ in pools for _ in range(min(nodes, 100_000)))
 
 
-def _trainer_split(settings: Settings, section: str, strategy: str) -> tuple[tuple[str, int], ...] | None:
+def _trainer_split(settings: Settings, section: str) -> Split | None:
     """Return how a training role is split, in the order of its ranks; None for an engine that is not in the table."""
+    strategy = _strategy(settings)
     if strategy == "megatron":
         at = f"{section}.megatron"
         return sizes(
@@ -171,20 +171,14 @@ def _strategy(settings: Settings) -> str:
 
 
 def _trained(settings: Settings, name: str, section: str, ranks: list[int]) -> Role:
-    split = _trainer_split(settings, section, _strategy(settings))
+    split = _trainer_split(settings, section)
     if split is None:
-        return Role(name=name, processes=each(ranks), by_count=True)
-    needed, text = product(split)
+        return Role.of(name, ranks)
     keys = ("trainer.n_gpus_per_node", "trainer.nnodes", *(key for key in _DEFAULTS if key.startswith(f"{section}.")))
-    given = [key for key in keys if settings.find(key)]
-    fits = settings.divides(len(ranks), needed, f"the number of GPUs of {name}", text, *given)
-    within = [(axis, size) for axis, size in split if axis != "PP"]
-    across = [(axis, size) for axis, size in split if axis == "PP"]
-    parallel = (*within, *sizes(DP=len(ranks) // needed if fits else 1), *across)
-    return Role(name=name, processes=each(ranks), parallel=parallel, together=product(within)[0], by_count=True)
+    return trained(settings, name, ranks, split, *keys)
 
 
-def _engine_split(settings: Settings, section: str) -> tuple[tuple[str, int], ...]:
+def _engine_split(settings: Settings, section: str) -> Split:
     return sizes(
         TP=settings.whole(f"{section}.tensor_model_parallel_size"),
         DP=settings.whole(f"{section}.data_parallel_size"),
@@ -195,26 +189,14 @@ def _engine_split(settings: Settings, section: str) -> tuple[tuple[str, int], ..
 def _engines(settings: Settings, name: str, section: str, ranks: list[int], *keys: str) -> Role | None:
     """Lay out engines over the ranks of a pool, one after the other."""
     split = _engine_split(settings, section)
-    size, text = product(split)
+    size, _ = product(split)
     if section == _ROLLOUT and settings.flag(f"{_ROLLOUT}.disaggregation.enabled"):
-        tp = settings.whole(f"{_ROLLOUT}.tensor_model_parallel_size")
-        decode = settings.whole(f"{_ROLLOUT}.disaggregation.decode_tensor_model_parallel_size") or tp
         at = f"{_ROLLOUT}.disaggregation"
-        prefills, decodes = settings.whole(f"{at}.prefill_replicas"), settings.whole(f"{at}.decode_replicas")
-        size = size // max(1, tp) * (tp * prefills + decode * decodes)
-        text = f"{prefills} prefill x TP {tp} + {decodes} decode x TP {decode}"
-    keys = (*(f"{section}.{key}" for key in _ENGINE if settings.find(f"{section}.{key}")), *keys)
-    settings.divides(len(ranks), size, f"the number of GPUs of {name}", text, *keys)
-    engines = in_chunks(ranks, max(1, size))
-    if not engines:
-        return None
-    return Role(
-        name=name,
-        processes=each([rank for engine in engines for rank in engine]),
-        parallel=(*split, ("engines", len(engines))),
-        together=size,
-        by_count=True,
-    )
+        tp = settings.whole(f"{_ROLLOUT}.tensor_model_parallel_size")
+        decode = settings.whole(f"{at}.decode_tensor_model_parallel_size") or tp
+        parts = tp * settings.whole(f"{at}.prefill_replicas") + decode * settings.whole(f"{at}.decode_replicas")
+        size = size // max(1, tp) * parts
+    return engines(settings, name, ranks, split, *(f"{section}.{key}" for key in _ENGINE), *keys, size=size)
 
 
 def _standalone(
@@ -225,33 +207,30 @@ def _standalone(
     split = _engine_split(settings, section)
     size, text = product(split)
     own = (f"{section}.tensor_model_parallel_size", *keys)
-    settings.divides(
-        nodes * count, size, "the number of GPUs of rollout", text, *[key for key in own if settings.find(key)]
-    )
+    settings.divides(nodes * count, size, "the number of GPUs of rollout", text, *own)
     on_node = min(count, size)
     if not on_node or size % on_node:
         settings.error("engine-on-nodes", f"an engine of {size} GPUs does not fill nodes of {count}",
                        f"take an engine of a multiple of {count} GPUs", *own)  # fmt: skip
         return None
-    ranks = []
+    ranks: list[int] = []
     for _ in range(nodes * count // size):
         for group in gpus.nodes(size // on_node, on_node, "an engine of rollout", settings.where(*keys)):
             ranks += group
-    if not ranks:
-        return None
-    engines = len(ranks) // size
-    return Role(
-        name=name,
-        processes=each(ranks),
-        parallel=(*split, ("engines", engines)),
-        together=size,
-        by_count=True,
-    )
+    return engines(settings, name, ranks, split)
+
+
+def _supervised(settings: Settings, gpus: Gpus) -> Role:
+    axes = {"TP": "tensor_model", "CP": "context", "PP": "pipeline_model", "SP": "ulysses_sequence"}
+    keys = {axis: f"engine.{name}_parallel_size" for axis, name in axes.items()}
+    split = sizes(**{axis: settings.whole(key) for axis, key in keys.items()})
+    ranks = torchrun_ranks(settings, gpus, "sft")
+    return trained(settings, "sft", ranks, split, *keys.values(), *TORCHRUN, by_count=False)
 
 
 def _lay_out(settings: Settings, gpus: Gpus) -> Iterator[Role]:
     if _SUPERVISED in _program(settings):
-        yield torchrun_role(settings, gpus, "sft")
+        yield _supervised(settings, gpus)
         return
     if _GENERATION in _program(settings):
         section = "rollout" if settings.has("rollout.tensor_model_parallel_size") else _ROLLOUT
@@ -288,7 +267,7 @@ def _lay_out(settings: Settings, gpus: Gpus) -> Iterator[Role]:
         if found:
             yield found
     if "teacher" in ranks:
-        yield Role(name="teacher", processes=each(ranks["teacher"]), by_count=True)
+        yield Role.of("teacher", ranks["teacher"])
     if "reward" in ranks or settings.flag(f"{_REWARD}.enable"):
         found = _engines(settings, "reward", f"{_REWARD}.rollout", ranks.get("reward", trainer))
         if found:
@@ -306,7 +285,7 @@ def _check_batches(settings: Settings, world: int, apart: bool) -> None:
     mini = settings.whole(f"{_ACTOR}.ppo_mini_batch_size")
     least, text = world, f"the number of GPUs, {world},"
     if _strategy(settings) == "megatron":
-        needed, _ = product(_trainer_split(settings, _ACTOR, "megatron") or ())
+        needed, _ = product(_trainer_split(settings, _ACTOR) or ())
         micro = settings.number(f"{_ACTOR}.ppo_micro_batch_size_per_gpu")
         if micro is None or world % needed:
             return

@@ -141,7 +141,9 @@ def test_groups_on_one_node_go_where_most_is_free():
     ]
     with pytest.raises(PlacementError, match="x takes 1 GPU of one node, and 0 are the most"):
         gpus.on_one_node(1, "x")
-    assert Gpus([4, 8]).pack(6, "x") == [0, 1, 2, 3, 4, 5]
+    assert Gpus([4, 8]).pack(6, "x") == [4, 5, 6, 7, 8, 9]
+    assert Gpus([4, 8]).pack(10, "x") == [4, 5, 6, 7, 8, 9, 10, 11, 0, 1]
+    assert Gpus([8, 8]).pack(12, "x", bundle=4) == [*range(8), 8, 9, 10, 11]
     with pytest.raises(PlacementError, match="x takes 13 GPUs, and 12 are free of 12"):
         Gpus([4, 8]).pack(13, "x")
 
