@@ -41,7 +41,7 @@ class Table:
     """The fields of a section. Where there is a `short` form, such a value may be written in place of the mapping.
 
     `naming` is how messages name a field; `is_open` says that other keys belong to the user; `otherwise` is the hint
-    for an unknown key that resembles none.
+    for an unknown key that resembles none; `elsewhere` says of keys of other programs what they are for.
     """
 
     def __init__(
@@ -52,6 +52,7 @@ class Table:
         naming: str = "{what}: {name}",
         is_open: bool = False,
         otherwise: str = "",
+        elsewhere: Mapping[str, str] | None = None,
     ) -> None:
         self.about = about
         self.fields: dict[str, Field] = {field.name: field for field in fields}
@@ -59,6 +60,7 @@ class Table:
         self.naming = naming
         self.is_open = is_open
         self.otherwise = otherwise
+        self.elsewhere = elsewhere or {}
 
     @property
     def required(self) -> list[str]:
@@ -79,7 +81,10 @@ class Table:
             return section
         meant: set[str | None] = set()
         for name, pair in pairs.items():
-            if name not in self.fields and not self.is_open:
+            if name in self.elsewhere and name not in self.fields:
+                message = f"{what} has no key {name!r}: it is for {self.elsewhere[name]}, which Roost does not have"
+                notes.config(pair.key, message, hint="leave it out: it decides no placement")
+            elif name not in self.fields and not self.is_open:
                 close = did_you_mean(name, self.fields)
                 meant.add(close)
                 hint = self.otherwise if self.otherwise and close is None else known_hint(name, self.fields)

@@ -31,6 +31,14 @@ COMPONENT_FIELDS = Table(
     short=PLACEMENT,
     otherwise="write ranks such as 0-3:0-7 (without a space), or a mapping of node_group and placement",
 )
+_NOT_PLACEMENT = {
+    **dict.fromkeys(
+        ("auto_scheduler", "use_pre_process_policy", "use_wait_before_last_iter_policy", "recreate_nccl_groups"),
+        "RLinf's dynamic scheduling",
+    ),
+    "net_emulation": "RLinf's emulation of slow networks",
+    "tracer": "RLinf's tracer",
+}
 CLUSTER_FIELDS = Table(
     "Where each component of the job goes.",
     Field("num_nodes", whole(1, MAX_NODES), "How many nodes the job uses.", examples=(1, 2)),
@@ -56,6 +64,7 @@ CLUSTER_FIELDS = Table(
     Field("node_groups", items(GROUP_FIELDS), "Labels over nodes, with their hardware and their environment."),
     naming="{name}",
     otherwise="components belong under component_placement, one level deeper",
+    elsewhere=_NOT_PLACEMENT,
 )
 _SIZE = whole(1)
 PARALLEL_SIZES = {
