@@ -49,12 +49,14 @@ LAYERS = {
         "search",
         "placement",
         "deadline",
+        "extras",
         *PURE,
         "",
     },
+    "extras": {"errors"},
     "mypy_plugin": set(),
     "__main__": {"cli"},
-    "": set(),
+    "": {"extras"},
 }
 OUTSIDE = {
     "config": {"yaml", "omegaconf"},

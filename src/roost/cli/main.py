@@ -203,6 +203,14 @@ def main() -> NoReturn:
             message = plain_words(error.format_message()).removesuffix(".")
             tell_error(ConfigError(f"{path}: {message}", hint=f"see {path} --help"), as_data=wants_json(arguments))
             code = 2
+    except ModuleNotFoundError as error:
+        from roost.extras import missing_extra  # only a light install needs it
+
+        missing = missing_extra(error)
+        if missing is None:
+            raise
+        tell_error(ConfigError(f"roost {arguments[0]} {missing[0]}", hint=missing[1]), as_data=wants_json(arguments))
+        code = 2
     except typer.Abort:
         print("aborted", file=sys.stderr)
         code = 1

@@ -20,6 +20,7 @@ from roost.config.readers.reading import VariablesMissing
 from roost.config.reading import Notes
 from roost.config.run import RunConfig, RunDraft, read_run_config
 from roost.errors import RoostError, Where
+from roost.extras import has_ray
 from roost.placement.lint import Finding
 from roost.text import plural
 
@@ -95,7 +96,11 @@ def _check(job: Path, settings: Sequence[str], flags: Flags) -> _Checked:
         except VariablesMissing as error:
             # The script may be right; nobody can tell here.
             missing = _findings(error, "variable", "warning")
-    if run is not None:
+    unchecked: tuple[Finding, ...] = ()
+    if run is not None and not has_ray():
+        message = "the code of the job is not checked without Ray: pip install 'roost[ray]'"
+        unchecked = (Finding(code="no-ray", level="info", message=message),)
+    elif run is not None:
         from roost.runtime.job import check_flow, load_code  # loads Ray, which checking a placement does without
 
         import_from_here()
@@ -104,7 +109,7 @@ def _check(job: Path, settings: Sequence[str], flags: Flags) -> _Checked:
             if isinstance(given.found, RunDraft) and given.found.flow is not None:
                 check_flow(given.found.flow, drafts)
     notes.raise_if_any()
-    findings = loaded.findings if loaded is not None else missing
+    findings = (*loaded.findings, *unchecked) if loaded is not None else missing
     entry, plan = run and run.entry, loaded.plan if loaded else None
     components = plan.components if plan else ()
     workers = sum(len(item.placements) for item in components)

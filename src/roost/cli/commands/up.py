@@ -10,6 +10,7 @@ from rich.text import Text
 from roost.cli.options import TextForm
 from roost.cli.terminal import print_answer
 from roost.errors import ConfigError
+from roost.extras import need_ray
 from roost.runtime.connect.local_cluster import (
     keep_local_cluster,
     one_at_a_time,
@@ -27,6 +28,7 @@ def up(
     ] = 8,
     form: TextForm = "text",
 ) -> None:
+    need_ray("roost up")
     local = LocalCluster(local_nodes(spec, cpus=cpus), stays=True)
     with one_at_a_time():
         before = read_local_cluster()
