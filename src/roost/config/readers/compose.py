@@ -18,7 +18,7 @@ from roost.errors import ConfigError, Where
 from roost.text import shorten
 
 _MAX_DEPTH = 20
-_MOST_SETTINGS = 200_000
+_MOST_SETTINGS = 20_000
 _GROUP = re.compile(r"(?:optional\s+)?(?P<group>[^@\s]+?)(?:@(?P<package>[\w.]+))?$")
 
 

@@ -199,7 +199,7 @@ def _check(settings: Settings) -> None:
         settings.whole("trainer.micro_train_batch_size_per_gpu"),
     )
     more = ("generator.n_samples_per_prompt", "trainer.micro_train_batch_size_per_gpu", *_counts("policy"))
-    if world % copy or not micro or not settings.knows(*more):
+    if not world or world % copy or not micro or not settings.knows(*more):
         return
     each = mini * samples // (world // copy)
     if not each or each % micro:
