@@ -31,6 +31,7 @@ COMPONENT_FIELDS = Table(
     short=PLACEMENT,
     otherwise="write ranks such as 0-3:0-7 (without a space), or a mapping of node_group and placement",
 )
+_MOST_COMPONENTS = 10_000
 _NOT_PLACEMENT = {
     **dict.fromkeys(
         ("auto_scheduler", "use_pre_process_policy", "use_wait_before_last_iter_policy", "recreate_nccl_groups"),
@@ -298,7 +299,12 @@ def _no_cluster_hint(keys: list[str]) -> str:
 
 def _read_components(cluster: Section, notes: Notes) -> tuple[tuple[ComponentConfig, ...], tuple[str, ...]]:
     found: dict[str, ComponentConfig | None] = {}
-    for text, pair in cluster.read("component_placement", {}).items():
+    given = cluster.read("component_placement", {})
+    if len(given) > _MOST_COMPONENTS:
+        message = f"it has {len(given):,} components, and a job has at most {_MOST_COMPONENTS:,}"
+        notes.config(cluster.value("component_placement"), message, "is this the right file?")
+        return (), ()
+    for text, pair in given.items():
         for part in text.split(","):
             name = check_name(part, pair.key, notes, "the component name")
             if name in found:

@@ -216,3 +216,17 @@ def make_plan_text(text):
     from roost.config.yaml_file import parse_text
 
     return make_plan(parse_text(text, name="job.yaml"), Topology.from_shorthand("2x8"))
+
+
+def test_a_job_of_far_too_many_components_is_refused_at_once():
+    lines = "".join(f"    c{index}: 0-7\n" for index in range(50_000))
+    with pytest.raises(ConfigError, match="it has 50,000 components, and a job has at most 10,000") as error:
+        JobConfig.from_text(f"cluster:\n  num_nodes: 1\n  component_placement:\n{lines}")
+    assert error.value.problems[0].where.line == 4
+
+
+def test_a_feature_of_rlinf_that_is_not_placement_is_refused_by_its_name():
+    text = "cluster:\n  num_nodes: 1\n  component_placement: {actor: 0}\n  tracer: {enable: true}\n"
+    with pytest.raises(ConfigError, match="it is for RLinf's tracer, which Roost does not have") as error:
+        JobConfig.from_text(text)
+    assert error.value.problems[0].hint == "leave it out: it decides no placement"
