@@ -10,21 +10,18 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from roost.config.readers.framework import Default, Framework, Gpus, Role, Settings
+from roost.config.readers.framework import Framework, Gpus, Role, Settings, table
 from roost.config.readers.roles import Split, engines, product, sizes, trained
 
 _ROLES = ("actor", "critic", "ref", "teacher", "rollout")
 _ENGINES = ("sglang", "vllm")
-_DEFAULTS: dict[str, Default] = {
-    "cluster.n_nodes": 1,
-    "cluster.n_gpus_per_node": 8,
-    "scheduler.type": None,
-    "allocation_mode": None,
-    "actor.kl_ctl": 0.1,
-    **{f"{role}.backend": None for role in _ROLES},
-    **{f"{role}.scheduling_strategy.type": "separation" for role in _ROLES},
-    **{f"{role}.scheduling_strategy.target": None for role in _ROLES},
-}
+_DEFAULTS = table("""
+    cluster: n_nodes=1 n_gpus_per_node=8
+    *: scheduler.type=null allocation_mode=null
+    actor: kl_ctl=0.1
+    actor, critic, ref, teacher, rollout: backend=null
+    actor, critic, ref, teacher, rollout: scheduling_strategy.type=separation scheduling_strategy.target=null
+""")
 _AXES = r"(?:[dtpce][1-9]\d{0,5})+"
 _ALLOCATION = re.compile(
     rf"(?:(?P<engine>sglang|vllm|fsdp|megatron|archon)(?:\[\w+\])?:|\[\w+\]:)?"
@@ -73,7 +70,7 @@ def _shares(settings: Settings) -> dict[str, _Share]:
     if settings.has("allocation_mode"):
         return _older_shares(settings)
     # The reference is for a penalty, and is left out without one; programs have further engines, such as a judge.
-    absent = {"ref"} if _penalty(settings) <= 0 else set()
+    absent = {"ref"} if settings.real("actor.kl_ctl") <= 0 else set()
     others = [key.partition(".")[0] for key in settings.given if re.fullmatch(r"\w+\.backend", key)]
     found = {}
     for role in dict.fromkeys((*_ROLES, *others)):
@@ -86,13 +83,6 @@ def _shares(settings: Settings) -> dict[str, _Share]:
             hint = "write it as fsdp:d4t2 or megatron:(attn:d4p4t2|ffn:d2p4e4): d, t, p, c or e, and a number"
             settings.error("not-an-allocation", f"{key} is {text!r}, which is no allocation", hint, key)
     return found
-
-
-def _penalty(settings: Settings) -> float:
-    try:
-        return float(settings.text("actor.kl_ctl") or 0)
-    except ValueError:
-        return 1.0
 
 
 def _older_shares(settings: Settings) -> dict[str, _Share]:

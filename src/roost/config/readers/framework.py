@@ -19,6 +19,26 @@ _FALSE = frozenset({"false", "no", "off", "0", "", "null", "none", "~"})
 _REFERENCE = re.compile(r"\$\{([^{}]*)\}")
 
 
+def table(text: str) -> dict[str, Default]:
+    """Read the keys of a framework: lines of sections and of names with their defaults; `=other.key` is its value.
+
+    >>> table("actor, ref: nodes=1 path=null")
+    {'actor.nodes': 1, 'actor.path': None, 'ref.nodes': 1, 'ref.path': None}
+    >>> table("*: seed==actor.seed shared=false")
+    {'seed': '=actor.seed', 'shared': False}
+    """
+    plain: dict[str, Default] = {"null": None, "true": True, "false": False}
+    found: dict[str, Default] = {}
+    for line in filter(str.strip, text.splitlines()):
+        sections, _, rest = line.strip().partition(":")
+        for section in sections.split(","):
+            for item in rest.split():
+                name, _, value = item.partition("=")
+                known = int(value) if value.isdecimal() else plain.get(value, value)
+                found[name if section == "*" else f"{section.strip()}.{name}"] = known
+    return found
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
     """One value as a job gives it; `names` are the variables that it depends on, and `why` it is not known."""
@@ -151,6 +171,14 @@ class Settings:
         self.error("not-a-number", f"{key} must be a whole number, not {shorten(repr(text))}", "", key)
         default = self.framework.defaults.get(key)
         return default if isinstance(default, int) else None
+
+    def real(self, key: str) -> float:
+        """Return a number; 0 for null."""
+        text = (self._text(key, 0) or "0").strip().strip("'\"")
+        if re.fullmatch(r"[-+]?(\d{1,18}\.?\d{0,18}|\.\d{1,18})(e[-+]?\d{1,2})?", text, re.IGNORECASE):
+            return float(text)
+        self.error("not-a-number", f"{key} must be a number, not {shorten(repr(text))}", "", key)
+        return 0.0
 
     def flag(self, key: str) -> bool:
         """Return a boolean."""

@@ -8,43 +8,32 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from roost.config.readers.framework import Default, Framework, Gpus, Role, Settings
+from roost.config.readers.framework import Framework, Gpus, Role, Settings, table
 from roost.config.readers.roles import engines, sizes, trained
 
 _MEGATRON = ("tensor_model", "pipeline_model", "context", "expert_model")
 _GENERATION = "policy.generation"
 _RESOURCES = f"{_GENERATION}.colocated.resources"
 _REWARD = "env.reward_model"
-_ENGINE: dict[str, Default] = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1, "expert_parallel_size": 1}
-
-
-def _policy(section: str) -> dict[str, Default]:
-    """Return the keys of the model of a section."""
-    own: dict[str, Default] = {f"{section}.megatron_cfg.{name}_parallel_size": 1 for name in _MEGATRON}
-    own |= {f"{section}.megatron_cfg.enabled": False, f"{section}.dtensor_cfg.enabled": False}
-    return own | {f"{section}.dtensor_cfg.{name}_parallel_size": 1 for name in ("tensor", "context", "expert")}
-
-
 _TEACHERS = "on_policy_distillation"
 _APART = f"{_TEACHERS}.non_colocated_teachers"
-_DEFAULTS: dict[str, Default] = {
-    "cluster.num_nodes": 1,
-    "cluster.gpus_per_node": 8,
-    f"{_GENERATION}.backend": "vllm",
-    f"{_GENERATION}.colocated.enabled": True,
-    f"{_RESOURCES}.num_nodes": None,
-    f"{_RESOURCES}.gpus_per_node": None,
-    f"{_GENERATION}.sglang_cfg.gpus_per_server": "=policy.generation.sglang_cfg.tp_size",
-    f"{_GENERATION}.sglang_cfg.tp_size": 1,
-    **{f"{_GENERATION}.{name}_cfg.{key}": value for name in ("vllm", "trtllm") for key, value in _ENGINE.items()},
-    **{f"generation.vllm_cfg.{key}": value for key, value in _ENGINE.items()},
-    f"{_REWARD}.resources.num_nodes": 1,
-    f"{_REWARD}.resources.gpus_per_node": 8,
-    f"{_TEACHERS}.enabled": False,
-    f"{_TEACHERS}.deduplicate_shared_teacher_checkpoints": True,
-    f"{_APART}.enabled": False,
-    **{key: value for name in ("policy", "teacher", "value", _REWARD) for key, value in _policy(name).items()},
-}
+_TEACHER = ("num_nodes", "gpus_per_node", *(f"{name}_parallel_size" for name in _MEGATRON))
+_ENGINE = ("tensor_parallel_size", "pipeline_parallel_size", "expert_parallel_size")
+_MODELS = "policy, teacher, value, env.reward_model"
+_DEFAULTS = table(f"""
+    cluster: num_nodes=1 gpus_per_node=8
+    {_MODELS}: megatron_cfg.enabled=false megatron_cfg.tensor_model_parallel_size=1 megatron_cfg.context_parallel_size=1
+    {_MODELS}: megatron_cfg.pipeline_model_parallel_size=1 megatron_cfg.expert_model_parallel_size=1
+    {_MODELS}: dtensor_cfg.enabled=false dtensor_cfg.tensor_parallel_size=1 dtensor_cfg.context_parallel_size=1
+    {_MODELS}: dtensor_cfg.expert_parallel_size=1
+    {_GENERATION}: backend=vllm colocated.enabled=true
+    {_GENERATION}: colocated.resources.num_nodes=null colocated.resources.gpus_per_node=null
+    {_GENERATION}.sglang_cfg: tp_size=1 gpus_per_server=={_GENERATION}.sglang_cfg.tp_size
+    {_GENERATION}.vllm_cfg, generation.vllm_cfg: tensor_parallel_size=1 pipeline_parallel_size=1 expert_parallel_size=1
+    {_GENERATION}.trtllm_cfg: tensor_parallel_size=1 pipeline_parallel_size=1 expert_parallel_size=1
+    {_REWARD}.resources: num_nodes=1 gpus_per_node=8
+    {_TEACHERS}: enabled=false deduplicate_shared_teacher_checkpoints=true non_colocated_teachers.enabled=false
+""")
 
 
 def _teachers(settings: Settings) -> dict[str, dict[str, str]]:
@@ -65,9 +54,6 @@ def _teachers(settings: Settings) -> dict[str, dict[str, str]]:
         own = {name: f"{_APART}.teacher_overrides.{alias}.{name}" for name in _TEACHER}
         found[alias] = {name: own[name] if settings.find(own[name]) else names[name] for name in _TEACHER}
     return found
-
-
-_TEACHER = ("num_nodes", "gpus_per_node", *(f"{name}_parallel_size" for name in _MEGATRON))
 
 
 def _shares(settings: Settings) -> dict[str, tuple[int, int]]:

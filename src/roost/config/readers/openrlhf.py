@@ -8,61 +8,36 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from roost.config.readers.framework import Default, Framework, Gpus, Role, Settings
+from roost.config.readers.framework import Framework, Gpus, Role, Settings, table
 from roost.config.readers.roles import TORCHRUN, engines, sizes, torchrun_ranks, torchrun_size, trained
 
 _ROLES = ("actor", "ref", "critic", "reward")
-_DEFAULTS: dict[str, Default] = {
-    **{f"{role}.num_nodes": 1 for role in _ROLES},
-    **{f"{role}.num_gpus_per_node": 8 for role in _ROLES},
-    "vllm.num_engines": None,
-    "vllm.tensor_parallel_size": 1,
-    "vllm.enable_sleep": False,
-    "train.colocate_all": False,
-    "train.colocate_actor_ref": False,
-    "train.colocate_critic_reward": False,
-    "train.async_enable": False,
-    "train.partial_rollout_enable": False,
-    "train.agent_func_path": None,
-    "train.batch_size": 128,
-    "train.micro_batch_size": 1,
-    "train.dynamic_batch_enable": False,
-    "rollout.batch_size": 1024,
-    "rollout.micro_batch_size": 1,
-    "rollout.n_samples_per_prompt": 1,
-    "reward.remote_url": None,
-    "critic.model_name_or_path": None,
-    "algo.kl.init_coef": 0.01,
-    "algo.advantage.estimator": "gae",
-    "ds.ring_attn_size": 1,
-    "ds.tensor_parallel_size": 1,
-    **TORCHRUN,
-}
-_OLDER = {
-    **{f"{role}_num_nodes": f"{role}.num_nodes" for role in _ROLES},
-    **{f"{role}_num_gpus_per_node": f"{role}.num_gpus_per_node" for role in _ROLES},
-    "vllm_num_engines": "vllm.num_engines",
-    "vllm_tensor_parallel_size": "vllm.tensor_parallel_size",
-    "vllm_enable_sleep": "vllm.enable_sleep",
-    "colocate_all_models": "train.colocate_all",
-    "colocate_actor_ref": "train.colocate_actor_ref",
-    "colocate_critic_reward": "train.colocate_critic_reward",
-    "async_train": "train.async_enable",
-    "partial_rollout": "train.partial_rollout_enable",
-    "agent_func_path": "train.agent_func_path",
-    "train_batch_size": "train.batch_size",
-    "micro_train_batch_size": "train.micro_batch_size",
-    "use_dynamic_batch": "train.dynamic_batch_enable",
-    "rollout_batch_size": "rollout.batch_size",
-    "micro_rollout_batch_size": "rollout.micro_batch_size",
-    "n_samples_per_prompt": "rollout.n_samples_per_prompt",
-    "remote_rm_url": "reward.remote_url",
-    "critic_pretrain": "critic.model_name_or_path",
-    "init_kl_coef": "algo.kl.init_coef",
-    "advantage_estimator": "algo.advantage.estimator",
-    "ring_attn_size": "ds.ring_attn_size",
-    "ds_tensor_parallel_size": "ds.tensor_parallel_size",
-}
+_DEFAULTS = table("""
+    actor, ref, critic, reward: num_nodes=1 num_gpus_per_node=8
+    vllm: num_engines=null tensor_parallel_size=1 enable_sleep=false
+    train: colocate_all=false colocate_actor_ref=false colocate_critic_reward=false
+    train: async_enable=false partial_rollout_enable=false agent_func_path=null
+    train: batch_size=128 micro_batch_size=1 dynamic_batch_enable=false
+    rollout: batch_size=1024 micro_batch_size=1 n_samples_per_prompt=1
+    reward: remote_url=null
+    critic: model_name_or_path=null
+    algo: kl.init_coef=0.01 advantage.estimator=gae
+    ds: ring_attn_size=1 tensor_parallel_size=1
+""")
+_DEFAULTS |= TORCHRUN
+_RENAMED = """
+    colocate_all_models=train.colocate_all colocate_actor_ref=train.colocate_actor_ref
+    colocate_critic_reward=train.colocate_critic_reward async_train=train.async_enable
+    partial_rollout=train.partial_rollout_enable agent_func_path=train.agent_func_path
+    train_batch_size=train.batch_size micro_train_batch_size=train.micro_batch_size
+    use_dynamic_batch=train.dynamic_batch_enable rollout_batch_size=rollout.batch_size
+    micro_rollout_batch_size=rollout.micro_batch_size n_samples_per_prompt=rollout.n_samples_per_prompt
+    remote_rm_url=reward.remote_url critic_pretrain=critic.model_name_or_path init_kl_coef=algo.kl.init_coef
+    advantage_estimator=algo.advantage.estimator ring_attn_size=ds.ring_attn_size
+"""
+_OLDER = dict(item.split("=") for item in _RENAMED.split())
+_OLDER |= {key.replace(".", "_"): key for key in _DEFAULTS if key.endswith(("num_nodes", "num_gpus_per_node"))}
+_OLDER |= {key.replace(".", "_"): key for key in _DEFAULTS if key.startswith(("vllm.", "ds.tensor"))}
 _SWITCHES = frozenset(key for key, default in _DEFAULTS.items() if default is False)
 
 
@@ -81,7 +56,7 @@ def _is_supervised(settings: Settings) -> bool:
 
 def _groups(settings: Settings) -> list[tuple[tuple[str, ...], int]]:
     """Return the groups of GPUs in the order in which OpenRLHF asks for them: who is in each, and its size."""
-    has = {"actor": True, "ref": float(settings.text("algo.kl.init_coef") or 0) > 0}
+    has = {"actor": True, "ref": settings.real("algo.kl.init_coef") > 0}
     has["critic"] = (settings.text("algo.advantage.estimator") or "gae") == "gae"
     has["reward"] = not (settings.has("reward.remote_url") or settings.has("train.agent_func_path"))
     roles = [role for role in _ROLES if has[role]]

@@ -8,33 +8,20 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from roost.config.readers.framework import Default, Framework, Gpus, Role, Settings
+from roost.config.readers.framework import Framework, Gpus, Role, Settings, table
 from roost.config.readers.roles import engines, sizes, trained
 
 _DEPLOYMENT = "inference.deployment"
 _VLLM = "inference.vllm"
-_DEFAULTS: dict[str, Default] = {
-    "deployment.type": "single_node",
-    "deployment.gpus_per_node": 8,
-    "deployment.num_train_gpus": 1,
-    "deployment.num_infer_gpus": 1,
-    "deployment.num_train_nodes": None,
-    "deployment.num_infer_nodes": None,
-    "deployment.num_infer_replicas": 1,
-    "deployment.nodes_per_fsdp_group": None,
-    f"{_DEPLOYMENT}.type": "single_node",
-    f"{_DEPLOYMENT}.num_nodes": 2,
-    f"{_DEPLOYMENT}.gpus_per_node": "=deployment.gpus_per_node",
-    f"{_DEPLOYMENT}.prefill_nodes_per_replica": 1,
-    f"{_DEPLOYMENT}.decode_nodes_per_replica": 1,
-    f"{_DEPLOYMENT}.num_prefill_replicas": 1,
-    f"{_DEPLOYMENT}.num_decode_replicas": 1,
-    f"{_VLLM}.tensor_parallel_size": 1,
-    f"{_VLLM}.data_parallel_size": 1,
-    f"{_VLLM}.enable_expert_parallel": False,
-    "trainer.model.cp": 1,
-    "model.cp": 1,
-}
+_DEFAULTS = table("""
+    deployment: type=single_node gpus_per_node=8 num_train_gpus=1 num_infer_gpus=1
+    deployment: num_train_nodes=null num_infer_nodes=null num_infer_replicas=1 nodes_per_fsdp_group=null
+    inference.deployment: type=single_node num_nodes=2 gpus_per_node==deployment.gpus_per_node
+    inference.deployment: prefill_nodes_per_replica=1 decode_nodes_per_replica=1
+    inference.deployment: num_prefill_replicas=1 num_decode_replicas=1
+    inference.vllm: tensor_parallel_size=1 data_parallel_size=1 enable_expert_parallel=false
+    trainer.model, model: cp=1
+""")
 _OLDER = {
     "deployment.num_eval_gpus": "deployment.num_infer_gpus",
     "deployment.num_eval_nodes": "deployment.num_infer_nodes",

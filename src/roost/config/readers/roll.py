@@ -8,21 +8,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from roost.config.readers.framework import Default, Framework, Gpus, Role, Settings
+from roost.config.readers.framework import Framework, Gpus, Role, Settings, table
 from roost.config.readers.roles import Split, engines, product, sizes, trained
 from roost.text import shorten
 
 _MAPPING = ".device_mapping"
 _MEGATRON = ("tensor_model", "context", "pipeline_model", "expert_model")
-_DEFAULTS: dict[str, Default] = {
-    "num_gpus_per_node": 8,
-    "adv_estimator": "gae",
-    "enable_reference": False,
-    "use_kl_loss": False,
-    "init_kl_coef": 0.2,
-    "rollout_batch_size": None,
-    "actor_train.model_args.lora_target": None,
-}
+_DEFAULTS = table("""
+    *: num_gpus_per_node=8 adv_estimator=gae enable_reference=false use_kl_loss=false init_kl_coef=0.2
+    *: rollout_batch_size=null actor_train.model_args.lora_target=null
+""")
 _NUMBER = r"\s*([-+]?\d{1,7})\s*"
 _RANGE = re.compile(rf"(?:list\s*\(\s*)?range\s*\({_NUMBER}(?:,{_NUMBER})?(?:,{_NUMBER})?\)\s*(?P<close>\))?")
 _LIST = re.compile(r"(?:list\s*\(\s*)?\[([\d\s,]*)\]\s*(?P<close>\))?")
@@ -68,7 +63,7 @@ def _used(settings: Settings, role: str) -> bool:
             # Without its adapter, the actor is its own reference.
             return False
         wanted = settings.flag("enable_reference") or settings.flag("use_kl_loss")
-        return wanted or float(settings.text("init_kl_coef") or 0) > 0
+        return wanted or settings.real("init_kl_coef") > 0
     return True
 
 

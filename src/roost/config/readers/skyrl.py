@@ -5,46 +5,35 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from roost.config.readers.framework import Default, Framework, Gpus, Role, Settings
+from roost.config.readers.framework import Framework, Gpus, Role, Settings, table
 from roost.config.readers.roles import Split, engines, product, sizes, trained
 
 _ROLES = ("policy", "critic", "ref")
 _PLACE = "trainer.placement"
 _ENGINE = "generator.inference_engine"
 _AXES = ("tensor_model", "context", "pipeline_model", "expert_model")
-_DEFAULTS: dict[str, Default] = {
-    f"{_PLACE}.colocate_all": True,
-    f"{_PLACE}.colocate_policy_ref": True,
-    **{f"{_PLACE}.{role}_num_nodes": 1 for role in _ROLES},
-    **{f"{_PLACE}.{role}_num_gpus_per_node": 1 for role in _ROLES},
-    f"{_ENGINE}.num_engines": 1,
-    f"{_ENGINE}.tensor_parallel_size": 1,
-    f"{_ENGINE}.pipeline_parallel_size": 1,
-    f"{_ENGINE}.data_parallel_size": 1,
-    f"{_ENGINE}.expert_parallel_size": 1,
-    f"{_ENGINE}.run_engines_locally": True,
-    f"{_ENGINE}.external_proxy_url": None,
-    f"{_ENGINE}.external_server_urls": None,
-    f"{_ENGINE}.enable_pd": False,
-    f"{_ENGINE}.num_prefill": 0,
-    "trainer.strategy": "fsdp",
-    "trainer.algorithm.use_kl_loss": True,
-    "trainer.algorithm.use_kl_in_reward": False,
-    "trainer.critic.model.path": None,
-    "trainer.fully_async.simulate_training": False,
-    "trainer.train_batch_size": 1024,
-    "trainer.policy_mini_batch_size": 256,
-    "trainer.micro_train_batch_size_per_gpu": 1,
-    "generator.n_samples_per_prompt": 5,
-    **{f"trainer.{role}.sequence_parallel_size": 1 for role in _ROLES},
-    **{f"trainer.{role}.megatron_config.{axis}_parallel_size": 1 for role in ("policy", "ref") for axis in _AXES},
-    # Supervised training has a config of its own.
-    "placement.num_nodes": 1,
-    "placement.num_gpus_per_node": 4,
-    "strategy": "fsdp",
-    "sequence_parallel_size": 1,
-    **{f"megatron_config.{axis}_parallel_size": 1 for axis in _AXES},
-}
+_DEFAULTS = table("""
+    trainer.placement: colocate_all=true colocate_policy_ref=true
+    trainer.placement: policy_num_nodes=1 critic_num_nodes=1 ref_num_nodes=1
+    trainer.placement: policy_num_gpus_per_node=1 critic_num_gpus_per_node=1 ref_num_gpus_per_node=1
+    generator.inference_engine: num_engines=1 run_engines_locally=true enable_pd=false num_prefill=0
+    generator.inference_engine: external_proxy_url=null external_server_urls=null
+    generator.inference_engine: tensor_parallel_size=1 pipeline_parallel_size=1 data_parallel_size=1
+    generator.inference_engine: expert_parallel_size=1
+    generator: n_samples_per_prompt=5
+    trainer: strategy=fsdp critic.model.path=null fully_async.simulate_training=false
+    trainer: train_batch_size=1024 policy_mini_batch_size=256 micro_train_batch_size_per_gpu=1
+    trainer.algorithm: use_kl_loss=true use_kl_in_reward=false
+    trainer.policy, trainer.critic, trainer.ref: sequence_parallel_size=1
+    trainer.policy.megatron_config, trainer.ref.megatron_config: tensor_model_parallel_size=1 context_parallel_size=1
+    trainer.policy.megatron_config, trainer.ref.megatron_config: pipeline_model_parallel_size=1
+    trainer.policy.megatron_config, trainer.ref.megatron_config: expert_model_parallel_size=1
+    placement: num_nodes=1 num_gpus_per_node=4
+    *: strategy=fsdp sequence_parallel_size=1
+    megatron_config: tensor_model_parallel_size=1 context_parallel_size=1
+    megatron_config: pipeline_model_parallel_size=1 expert_model_parallel_size=1
+""")
+"""Those without a section of their own are of supervised training, which has a config of its own."""
 _OLDER = {
     **{key.replace(f"{_ENGINE}.", "generator."): key for key in _DEFAULTS if key.startswith(_ENGINE)},
     "generator.num_inference_engines": f"{_ENGINE}.num_engines",

@@ -9,46 +9,23 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from roost.config.readers.framework import Default, Framework, Gpus, Role, Settings
+from roost.config.readers.framework import Framework, Gpus, Role, Settings, table
 from roost.config.readers.roles import product, sizes, trained
 
-_DEFAULTS: dict[str, Default] = {
-    "actor-num-nodes": 1,
-    "actor-num-gpus-per-node": 8,
-    "rollout-num-gpus": None,
-    "rollout-num-gpus-per-engine": 1,
-    "num-gpus-per-node": 8,
-    "colocate": False,
-    "debug-train-only": False,
-    "debug-rollout-only": False,
-    "load-debug-rollout-data": None,
-    "rollout-external": False,
-    "rollout-external-engine-addrs": None,
-    "advantage-estimator": "grpo",
-    "use-kl-loss": False,
-    "kl-coef": 0.0,
-    "train-backend": "megatron",
-    "tensor-model-parallel-size": 1,
-    "pipeline-model-parallel-size": 1,
-    "context-parallel-size": 1,
-    "expert-model-parallel-size": 1,
-    "expert-tensor-parallel-size": None,
-    "sglang-pp-size": "=sglang-pipeline-parallel-size",
-    "sglang-pipeline-parallel-size": 1,
-    "sglang-config": None,
-    "prefill-num-servers": None,
-    "rollout-batch-size": None,
-    "over-sampling-batch-size": None,
-    "n-samples-per-prompt": 1,
-    "global-batch-size": None,
-    "num-steps-per-rollout": None,
-    "update-weight-mode": "full",
-}
-_ONLY_MILES: dict[str, Default] = {
-    "eval-num-gpus": 0,
-    "eval-num-gpus-per-engine": "=rollout-num-gpus-per-engine",
-    "update-weight-transfer-mode": None,
-}
+_DEFAULTS = table("""
+    *: actor-num-nodes=1 actor-num-gpus-per-node=8 num-gpus-per-node=8 colocate=false
+    *: rollout-num-gpus=null rollout-num-gpus-per-engine=1 rollout-external=false rollout-external-engine-addrs=null
+    *: debug-train-only=false debug-rollout-only=false load-debug-rollout-data=null
+    *: advantage-estimator=grpo use-kl-loss=false kl-coef=0 train-backend=megatron update-weight-mode=full
+    *: tensor-model-parallel-size=1 pipeline-model-parallel-size=1 context-parallel-size=1
+    *: expert-model-parallel-size=1 expert-tensor-parallel-size=null
+    *: sglang-config=null sglang-pp-size==sglang-pipeline-parallel-size sglang-pipeline-parallel-size=1
+    *: prefill-num-servers=null rollout-batch-size=null over-sampling-batch-size=null n-samples-per-prompt=1
+    *: global-batch-size=null num-steps-per-rollout=null
+""")
+_ONLY_MILES = table("""
+    *: eval-num-gpus=0 eval-num-gpus-per-engine==rollout-num-gpus-per-engine update-weight-transfer-mode=null
+""")
 _SWITCHES = frozenset(
     {
         *("colocate", "debug-train-only", "debug-rollout-only", "rollout-external", "use-kl-loss", "sequence-parallel"),
@@ -232,7 +209,7 @@ def _lay_out(settings: Settings, gpus: Gpus) -> Iterator[Role]:
     if share.training:
         actor = _training(settings, ranks[: share.training])
         yield actor
-        if settings.flag("use-kl-loss") or float(settings.text("kl-coef") or 0):
+        if settings.flag("use-kl-loss") or settings.real("kl-coef"):
             yield replace(actor, name="ref")
         if settings.text("advantage-estimator") == "ppo":
             yield replace(actor, name="critic")

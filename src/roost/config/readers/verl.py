@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from roost.config.readers.framework import Default, Framework, Gpus, Role, Settings, fitted
+from roost.config.readers.framework import Framework, Gpus, Role, Settings, fitted, table
 from roost.config.readers.roles import (
     TORCHRUN,
     Split,
@@ -25,81 +25,39 @@ _ACTOR = "actor_rollout_ref.actor"
 _REF = "actor_rollout_ref.ref"
 _ROLLOUT = "actor_rollout_ref.rollout"
 _REWARD = "reward.reward_model"
-_MEGATRON: dict[str, Default] = {
-    "tensor_model_parallel_size": 1,
-    "pipeline_model_parallel_size": 1,
-    "context_parallel_size": 1,
-    "expert_model_parallel_size": 1,
-    "expert_tensor_parallel_size": None,
-}
-_ENGINE: dict[str, Default] = {
-    "tensor_model_parallel_size": 2,
-    "data_parallel_size": 1,
-    "pipeline_model_parallel_size": 1,
-    "expert_parallel_size": 1,
-}
-_DEFAULTS: dict[str, Default] = {
-    "trainer.nnodes": 1,
-    "trainer.n_gpus_per_node": 8,
-    "trainer.use_v1": True,
-    "trainer.v1.trainer_mode": "sync",
-    "trainer.device": "cuda",
-    "model_engine": None,
-    f"actor@{_ACTOR}": None,
-    "algorithm.adv_estimator": "gae",
-    "algorithm.use_kl_in_reward": False,
-    "data.train_batch_size": 1024,
-    "actor_rollout_ref.hybrid_engine": True,
-    "actor_rollout_ref.model.lora_rank": 0,
-    "actor_rollout_ref.model.lora.rank": 0,
-    "actor_rollout_ref.model.lora_adapter_path": None,
-    f"{_ACTOR}.strategy": None,
-    f"{_ACTOR}.use_kl_loss": False,
-    f"{_ACTOR}.use_dynamic_bsz": False,
-    f"{_ACTOR}.ppo_mini_batch_size": 256,
-    f"{_ACTOR}.ppo_micro_batch_size_per_gpu": None,
-    f"{_ACTOR}.ulysses_sequence_parallel_size": f"={_ACTOR}.fsdp_config.ulysses_sequence_parallel_size",
-    f"{_ACTOR}.fsdp_config.ulysses_sequence_parallel_size": 1,
-    f"{_ACTOR}.veomni.ulysses_parallel_size": 1,
-    f"{_REF}.ulysses_sequence_parallel_size": f"={_ACTOR}.ulysses_sequence_parallel_size",
-    "critic.enable": None,
-    "critic.strategy": f"={_ACTOR}.strategy",
-    "critic.ulysses_sequence_parallel_size": 1,
-    f"{_ROLLOUT}.name": None,
-    f"{_ROLLOUT}.mode": "async",
-    f"{_ROLLOUT}.n": 1,
-    f"{_ROLLOUT}.nnodes": 0,
-    f"{_ROLLOUT}.n_gpus_per_node": "=trainer.n_gpus_per_node",
-    f"{_ROLLOUT}.disaggregation.enabled": False,
-    f"{_ROLLOUT}.disaggregation.prefill_replicas": 1,
-    f"{_ROLLOUT}.disaggregation.decode_replicas": 1,
-    f"{_ROLLOUT}.disaggregation.decode_tensor_model_parallel_size": None,
-    "rollout.nnodes": 1,
-    "rollout.n_gpus_per_node": 8,
-    f"{_REWARD}.enable": False,
-    f"{_REWARD}.enable_resource_pool": False,
-    f"{_REWARD}.nnodes": 0,
-    f"{_REWARD}.n_gpus_per_node": 8,
-    "distillation.enabled": False,
-    "distillation.nnodes": 0,
-    "distillation.n_gpus_per_node": 8,
-    "rollout.tensor_model_parallel_size": None,
-    **{f"engine.{name}_parallel_size": 1 for name in ("tensor_model", "context", "pipeline_model", "ulysses_sequence")},
-    **TORCHRUN,
-    **{f"{_ACTOR}.megatron.{name}": value for name, value in _MEGATRON.items()},
-    **{f"{_REF}.megatron.{name}": f"={_ACTOR}.megatron.{name}" for name in _MEGATRON},
-    **{f"critic.megatron.{name}": value for name, value in _MEGATRON.items()},
-    **{f"{_ROLLOUT}.{name}": value for name, value in _ENGINE.items()},
-    **{f"{_REWARD}.rollout.{name}": value for name, value in _ENGINE.items()},
-}
-_OLDER = {
-    "reward_model.enable": f"{_REWARD}.enable",
-    "reward_model.enable_resource_pool": f"{_REWARD}.enable_resource_pool",
-    "reward_model.nnodes": f"{_REWARD}.nnodes",
-    "reward_model.n_gpus_per_node": f"{_REWARD}.n_gpus_per_node",
-    "reward_model.rollout.tensor_model_parallel_size": f"{_REWARD}.rollout.tensor_model_parallel_size",
-    "reward_model.rollout.data_parallel_size": f"{_REWARD}.rollout.data_parallel_size",
-}
+_ENGINE = ("tensor_model", "data", "pipeline_model", "expert")
+_SEQUENCE = "fsdp_config.ulysses_sequence_parallel_size"
+_DEFAULTS = table(f"""
+    trainer: nnodes=1 n_gpus_per_node=8 use_v1=true v1.trainer_mode=sync device=cuda
+    *: model_engine=null actor@actor_rollout_ref.actor=null
+    algorithm: adv_estimator=gae use_kl_in_reward=false
+    data: train_batch_size=1024
+    actor_rollout_ref: hybrid_engine=true model.lora_rank=0 model.lora.rank=0 model.lora_adapter_path=null
+    actor_rollout_ref.actor: strategy=null use_kl_loss=false use_dynamic_bsz=false
+    actor_rollout_ref.actor: ppo_mini_batch_size=256 ppo_micro_batch_size_per_gpu=null
+    actor_rollout_ref.actor: {_SEQUENCE}=1 veomni.ulysses_parallel_size=1
+    actor_rollout_ref.actor: ulysses_sequence_parallel_size=={_ACTOR}.{_SEQUENCE}
+    actor_rollout_ref.ref: ulysses_sequence_parallel_size=={_ACTOR}.ulysses_sequence_parallel_size
+    critic: enable=null strategy==actor_rollout_ref.actor.strategy ulysses_sequence_parallel_size=1
+    actor_rollout_ref.actor.megatron, critic.megatron: tensor_model_parallel_size=1 pipeline_model_parallel_size=1
+    actor_rollout_ref.actor.megatron, critic.megatron: context_parallel_size=1 expert_model_parallel_size=1
+    actor_rollout_ref.actor.megatron, critic.megatron: expert_tensor_parallel_size=null
+    actor_rollout_ref.rollout: name=null mode=async n=1 nnodes=0 n_gpus_per_node==trainer.n_gpus_per_node
+    actor_rollout_ref.rollout.disaggregation: enabled=false prefill_replicas=1 decode_replicas=1
+    actor_rollout_ref.rollout.disaggregation: decode_tensor_model_parallel_size=null
+    actor_rollout_ref.rollout, reward.reward_model.rollout: tensor_model_parallel_size=2 data_parallel_size=1
+    actor_rollout_ref.rollout, reward.reward_model.rollout: pipeline_model_parallel_size=1 expert_parallel_size=1
+    rollout: nnodes=1 n_gpus_per_node=8 tensor_model_parallel_size=null
+    reward.reward_model: enable=false enable_resource_pool=false nnodes=0 n_gpus_per_node=8
+    distillation: enabled=false nnodes=0 n_gpus_per_node=8
+    engine: tensor_model_parallel_size=1 context_parallel_size=1 pipeline_model_parallel_size=1
+    engine: ulysses_sequence_parallel_size=1
+""")
+_DEFAULTS |= TORCHRUN
+_DEFAULTS |= {
+    key.replace(_ACTOR, _REF): f"={key}" for key in _DEFAULTS if key.startswith(f"{_ACTOR}.megatron.")
+}  # what the actor has holds for its reference
+_OLDER = {key.removeprefix("reward."): key for key in _DEFAULTS if key.startswith(_REWARD)}
 _SEPARATE = ("one_step_off_policy", "fully_async_policy")
 """Programs whose rollout has nodes of its own, under `rollout`."""
 
@@ -196,7 +154,9 @@ def _engines(settings: Settings, name: str, section: str, ranks: list[int], *key
         decode = settings.whole(f"{at}.decode_tensor_model_parallel_size") or tp
         parts = tp * settings.whole(f"{at}.prefill_replicas") + decode * settings.whole(f"{at}.decode_replicas")
         size = size // max(1, tp) * parts
-    return engines(settings, name, ranks, split, *(f"{section}.{key}" for key in _ENGINE), *keys, size=size)
+    return engines(
+        settings, name, ranks, split, *(f"{section}.{key}_parallel_size" for key in _ENGINE), *keys, size=size
+    )
 
 
 def _standalone(
@@ -279,7 +239,9 @@ def _lay_out(settings: Settings, gpus: Gpus) -> Iterator[Role]:
 def _check_batches(settings: Settings, world: int, apart: bool) -> None:
     """Check the batch sizes as verl does before it starts."""
     keys = ("data.train_batch_size", f"{_ROLLOUT}.n", "trainer.n_gpus_per_node", "trainer.nnodes")
-    if apart or settings.flag(f"{_ACTOR}.use_dynamic_bsz"):
+    # Programs of others count their batches otherwise.
+    is_own = re.search(r"verl\.(trainer|recipe)|^recipe\.|main_\w+\.py$", _program(settings) or "verl.trainer")
+    if apart or not is_own or settings.flag(f"{_ACTOR}.use_dynamic_bsz"):
         return
     batch, per_prompt = settings.whole(keys[0]), settings.whole(keys[1])
     mini = settings.whole(f"{_ACTOR}.ppo_mini_batch_size")
