@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from roost.config.readers.areal import AREAL
@@ -470,3 +472,12 @@ def test_a_key_that_is_a_slip_away_is_noted():
     (remark,) = [item for item in found.remarks if item.code == "unknown-key"]
     assert remark.hint == "did you mean 'cluster.n_gpus_per_node'?"
     assert {AREAL.name, NEMO_RL.name} <= set(FRAMEWORKS)
+
+
+def test_the_guide_says_how_much_of_each_framework_is_read():
+    page = (Path(__file__).parents[4] / "docs/guides/see-your-job.md").read_text()
+    for name in FRAMEWORKS:
+        row = next(line for line in page.splitlines() if line.startswith(f"| {name} | {framework(name).version} | "))
+        tried, read, asked, refused = map(int, row.split("|")[3:7])
+        assert tried == read + asked + refused
+        assert (read + asked) / tried > 0.95
