@@ -75,13 +75,15 @@ def try_job(name: str, path: Path) -> tuple[str, str, list[str]]:
         if name == "rlinf":
             return try_rlinf(path, text)
         outcome, why = "read", ""
-        flags = Flags(framework=name)
+        flags = Flags()
         try:
             found = plan_job(read_job(path, (), flags), flags)
         except VariablesMissing as missing:
             outcome, why = "with variables", "; ".join(item.message for item in missing.problems)
-            flags = Flags(framework=name, assume=True)
+            flags = Flags(assume=True)
             found = plan_job(read_job(path, (), flags), flags)
+        if found.foreign is None or found.foreign.framework.name != name:
+            return "not", "it is taken for a job of another program", []
         return outcome, why, [str(item).partition("\n")[0] for item in found.findings if item.level != "info"]
     except VariablesMissing as missing:
         # Not even the framework's own values stand in for what is missing, such as the name of the config.

@@ -301,7 +301,7 @@ def _program(command: Command, table: Framework) -> int | None:
         before = words[index - 1] if index else ""
         is_run = before in ("-m", "--module", "run") or "python" in before or (bool(before) and word.endswith(".py"))
         is_run = is_run or re.fullmatch(r"\w+(\.\w+){2,}", word) is not None
-        if table.command.search(word) and (marked or is_run):
+        if table.command.search(word) and (marked or (is_run and not table.common_name)):
             return index
     return max(0, marked[0] - 1) if marked else None
 

@@ -265,7 +265,10 @@ class _Walk(Variables):
         if name in _PURE or self.started_script(words, assigns):
             return Unsure(())
         before = len(self.script.commands)
-        for token in (*words[1:], *(words[0]._replace(text=text) for text in assigns.values())):
+        # A job of Slurm gets the exported variables, and launchers hand it its command in one of them.
+        handed = {key: self.values.get(key) for key in self.exported} if name == "sbatch" else {}
+        texts = [text for text in (*assigns.values(), *handed.values()) if isinstance(text, str)]
+        for token in (*words[1:], *(words[0]._replace(text=text) for text in texts)):
             if _HOLDS_COMMANDS.search(token.text):
                 self.read_text(token.text, token)
         if len(self.script.commands) == before:

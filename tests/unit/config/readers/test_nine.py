@@ -481,3 +481,20 @@ def test_the_guide_says_how_much_of_each_framework_is_read():
         tried, read, asked, refused = map(int, row.split("|")[3:7])
         assert tried == read + asked + refused
         assert (read + asked) / tried > 0.95
+
+
+def test_a_command_that_slurm_gets_in_a_variable_is_found(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.yaml").write_text(NEMO % (2, 4, "true", "null", "null"))
+    text = 'export COMMAND="cd /job; uv run ./train.py --config a.yaml cluster.num_nodes=${N:-3}"\nsbatch ray.sub\n'
+    assert job(text, name="run.sh").size == (3, 4)
+    assert job(text, "N=5", name="run.sh").size == (5, 4)
+
+
+def test_a_program_of_a_common_name_is_told_by_its_arguments_or_its_config(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.yaml").write_text("cluster: {n_gpus_per_node: 4}\nactor: {backend: 'fsdp:d4'}\n")
+    assert job("python train.py --config a.yaml", name="run.sh").framework.name == "areal"
+    assert job("python train.py --actor-num-nodes 1 --colocate", name="run.sh").framework.name == "slime"
+    with pytest.raises(ConfigError, match="starts no program of a framework"):
+        job("python train.py --lr 1", name="run.sh")
