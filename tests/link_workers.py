@@ -99,7 +99,7 @@ class Watched(Server):
 
     def waiting_messages(self) -> int:
         """How many messages of others wait to be received."""
-        return sum(len(box.messages) for box in self._roost_messages.mailbox._boxes.values())
+        return sum(len(messages) for messages in self._roost_messages.mailbox._messages.values())
 
     def kept(self) -> list[bool]:
         """By link: whether it has memory of this worker, or for it."""
