@@ -24,6 +24,7 @@ from roost.cli.completion import complete_in_bash
 from roost.cli.out import drop_output
 from roost.cli.report import plain_words, tell_error, user_report, wants_json
 from roost.errors import ClusterError, ConfigError, RoostError
+from roost.extras import missing_extra
 
 _COMMANDS = {
     "Start here": {
@@ -203,14 +204,6 @@ def main() -> NoReturn:
             message = plain_words(error.format_message()).removesuffix(".")
             tell_error(ConfigError(f"{path}: {message}", hint=f"see {path} --help"), as_data=wants_json(arguments))
             code = 2
-    except ModuleNotFoundError as error:
-        from roost.extras import missing_extra  # only a light install needs it
-
-        missing = missing_extra(error)
-        if missing is None:
-            raise
-        tell_error(ConfigError(f"roost {arguments[0]} {missing[0]}", hint=missing[1]), as_data=wants_json(arguments))
-        code = 2
     except typer.Abort:
         print("aborted", file=sys.stderr)
         code = 1
@@ -218,6 +211,10 @@ def main() -> NoReturn:
         if report := user_report(error):
             print(report, end="", file=sys.stderr)
             code = 1
+        elif isinstance(error, ModuleNotFoundError) and (missing := missing_extra(error)):
+            what, how = missing
+            tell_error(ConfigError(f"roost {arguments[0]} {what}", hint=how), as_data=wants_json(arguments))
+            code = 2
         elif isinstance(error, OSError):
             # A full disk behind `> FILE`.
             print(f"the answer could not be written: {error.strerror or error}", file=sys.stderr)
