@@ -20,7 +20,7 @@ from roost.comm.wire.connection import SHARED_FROM, Connection, Frame, Kind, Pee
 from roost.comm.wire.endpoint import ENDED, Endpoint
 from roost.comm.wire.loop import Handle, all_of, check_timeout, is_from_handler
 from roost.comm.wire.peer import Peer
-from roost.errors import ClusterError, ConfigError, RoostError, WorkerFailed
+from roost.errors import CallTimedOut, ClusterError, ConfigError, RoostError, WorkerFailed
 from roost.runtime.failures.meanwhile import with_meanwhile
 from roost.runtime.process.addresses import WorkerAddress
 from roost.text import shorten
@@ -275,7 +275,7 @@ class Messages:
         try:
             may_read = loop.do(lambda: self._post(handle))
             if not handle.is_done and not loop.wait_for(handle, seconds, may_read):
-                raise with_meanwhile(handle.timed_out(timeout))
+                raise handle.timed_out(timeout)
             return handle.open()
         except BaseException:
             handle.give_up()
@@ -305,7 +305,12 @@ class Messages:
 
     def recv(self, source: str, tag: Hashable, into: Any, async_op: bool, timeout: float | None) -> Any:
         """Do the one or the other."""
-        return self.receive(source, tag, into) if async_op else self.wait_for_next(source, tag, into, timeout)
+        if async_op:
+            return self.receive(source, tag, into)
+        try:
+            return self.wait_for_next(source, tag, into, timeout)
+        except CallTimedOut as late:
+            raise with_meanwhile(late) from None
 
     def ended(self, handles: Sequence[Handle[None]], async_op: bool, timeout: float | None) -> Handle[None] | None:
         """Wait for sends, unless their handle is wanted."""

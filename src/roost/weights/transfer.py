@@ -290,8 +290,7 @@ class Transfer:
 def _wait(handle: Handle[Any], check: Check, deadline: Deadline) -> None:
     while not handle.done():
         check("sent all weights")
-        with contextlib.suppress(CallTimedOut):
-            handle.wait(max(0.01, deadline.within(LOOK_SECONDS).left))
+        handle.within(max(0.01, deadline.within(LOOK_SECONDS).left))
     handle.wait(SENT_SECONDS)
 
 

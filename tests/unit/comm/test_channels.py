@@ -33,6 +33,7 @@ from roost.comm.packing import pack, pack_many, unpack
 from roost.comm.process import PlainDirectory
 from roost.comm.wire.connection import Frame, Kind, PeerInfo
 from roost.comm.wire.endpoint import Endpoint, own_instance
+from roost.comm.wire.peer import Peer
 from roost.testing import as_worker
 from waiting import wait_until
 
@@ -461,6 +462,33 @@ def serve():
     for one in made:
         for endpoint in one.endpoints:
             endpoint.close()
+
+
+def test_a_put_of_many_that_is_too_late_sends_no_more_and_later_puts_stay_in_order(serve, monkeypatch):
+    served = serve(maxsize=1)
+    channel, home = served.channel, served.homes[0]
+    sent, send = [], Peer.request
+
+    def request(peer, *arguments):
+        sent.append(peer)
+        send(peer, *arguments)
+
+    monkeypatch.setattr(Peer, "request", request)
+    channel.put("first")
+    with pytest.raises(CallTimedOut):
+        channel.put_many([np.zeros(1 << 21, np.uint8) for _ in range(30)], timeout=0.3)
+    assert len(sent) < 10, "what was not on its way when it was too late stays here"
+    with home._lock:
+        # It answers late: what was withdrawn is unanswered while more is put.
+        with pytest.raises(CallTimedOut):
+            channel.put_many([np.zeros(1 << 21, np.uint8) for _ in range(8)], timeout=0.1)
+        puts = [channel.put(np.full(1 << 21, number, np.uint8), async_op=True) for number in range(8)]
+    got = [channel.get(timeout=30)]
+    puts += [channel.put(np.full(1 << 21, number, np.uint8), async_op=True) for number in range(8, 12)]
+    got += [int(channel.get(timeout=30)[0]) for _ in range(12)]
+    for put in puts:
+        put.wait(30)
+    assert got == ["first", *range(12)]
 
 
 @pytest.mark.parametrize("where", ["here", "the same node", "another node"])

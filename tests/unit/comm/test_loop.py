@@ -108,3 +108,25 @@ def test_a_handler_of_a_signal_that_raises_at_any_moment_loses_doubles_and_reord
     done = subprocess.run([sys.executable, script, how, "4000"], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout.removeprefix("interrupts ")) >= 10
+
+
+def test_a_loop_that_is_stopped_ends_at_once_whoever_makes_calls_meanwhile():
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        for _ in range(200):
+            loop = Loop("stopped")
+            loop.start()
+            # It sleeps by now, or soon.
+            loop.do(lambda: None)
+            stopping = threading.Thread(target=loop.stop)
+            stopping.start()
+            while not loop._is_stopped:
+                pass
+            for _ in range(30):
+                # In this thread, which handlers of signals may interrupt.
+                loop.do(lambda: None)
+            stopping.join(60)
+            assert not loop._thread.is_alive(), "nothing took what wakes it"
+    finally:
+        sys.setswitchinterval(interval)

@@ -26,7 +26,7 @@ from roost.comm.move.loans import fetched, lending, settle
 from roost.comm.packing import pack, pack_many, unpack
 from roost.comm.wire.connection import Connection, Frame, Kind, PeerInfo, view
 from roost.comm.wire.endpoint import Endpoint
-from roost.comm.wire.loop import Handle, Loop, all_of, uninterrupted
+from roost.comm.wire.loop import Handle, Loop, all_of, check_timeout, uninterrupted
 from roost.deadline import NEVER, Deadline
 from roost.errors import CallTimedOut, ChannelClosed, ClusterError, ConfigError, WorkerFailed
 from roost.runtime.failures.meanwhile import with_meanwhile
@@ -131,12 +131,12 @@ class PutOperation(Operation):
         if not self.is_done:
             take_back(self.items[self.accepted :])
         if self.flow is not None:
-            self.flow.leave(self)
+            self.flow.ended(self)
         super().fail(error)
 
     def withdraw(self) -> bool:
         """Take it back: here, if it was not sent yet, or at home; returns whether that is all."""
-        if self.flow is not None and self.flow.leave(self):
+        if self.flow is not None and self.flow.take_out(self):
             take_back(self.items)
             return True
         with self.client.lock:
@@ -172,7 +172,7 @@ class PutOperation(Operation):
                 return
             self.client.acknowledge(self.number)
         if self.flow is not None:
-            self.flow.leave(self)
+            self.flow.ended(self)
         self._end(None, None)
 
 
@@ -373,20 +373,30 @@ class _Flow:
         self._sending = threading.Lock()
         """Held by the thread that sends; what others add meanwhile, it sends too."""
 
-    def leave(self, put: PutOperation) -> bool:
-        """Note that a put has ended, so that another one may be sent; returns whether it was not sent yet itself."""
+    def take_out(self, put: PutOperation) -> bool:
+        """Take a put out that was not sent yet; returns whether it was here. None is sent in its place."""
         with self._client.lock:
-            is_sent = put in self._sent
-            is_here = not is_sent and put in self.waiting
-            if is_sent:
+            is_here = put in self.waiting
+            if is_here:
+                self.waiting.remove(put)
+                self._end_if_empty()
+            return is_here
+
+    def ended(self, put: PutOperation) -> None:
+        """Note that a put has ended, so that another one may be sent."""
+        with self._client.lock:
+            if put in self._sent:
                 self._sent.remove(put)
                 self._bytes -= put.size
-            elif is_here:
+            elif put in self.waiting:
                 self.waiting.remove(put)
-            if not self._sent and not self.waiting:
-                self._client.flows.pop(self._key, None)
+            self._end_if_empty()
         self.pump()
-        return is_here
+
+    def _end_if_empty(self) -> None:
+        # The key may have another flow by now.
+        if not self._sent and not self.waiting and self._client.flows.get(self._key) is self:
+            del self._client.flows[self._key]
 
     def pump(self) -> None:
         """Send the puts that may be sent; one thread at a time does, so that they stay in order."""
@@ -455,15 +465,11 @@ class Client:
             if async_op:
                 return puts[0] if is_one else all_of(self.loop, puts, None, "not all items are in the channel")
             for put in puts:
-                try:
-                    put.wait(deadline.timeout)
-                except CallTimedOut as error:
-                    if put.error is error:
-                        raise
-                    # It may be in the queue by now.
-                    late = put.outcome(timeout)
-                    if late is not None:
-                        raise with_meanwhile(late) from None
+                if put.within(deadline.timeout):
+                    put.wait()
+                # It may be in the queue by now.
+                elif (late := put.outcome(timeout)) is not None:
+                    raise with_meanwhile(late)
         except BaseException:
             for put in puts:
                 if not put.is_done:
@@ -476,7 +482,9 @@ class Client:
         get = GetOperation(self, key, want)
         try:
             self.send_get(get, get)
-            return take(get.wait(timeout))
+            if not get.within(check_timeout(timeout)):
+                raise get.timed_out(timeout)
+            return take(get.wait())
         except BaseException as error:
             if get.is_done:
                 if get.error is None:

@@ -86,9 +86,13 @@ class Handle(Generic[Value]):
             self._loop.nudge()
         return self.is_done
 
+    def within(self, seconds: float | None) -> bool:
+        """Wait for so many seconds at most, or without limit; returns whether it is done."""
+        return self.is_done or self._loop.wait_for(self, seconds)
+
     def wait(self, timeout: float | None = None) -> Value:
         """Wait for the value; CallTimedOut says who is missing, and the operation goes on."""
-        if not self.is_done and not self._loop.wait_for(self, check_timeout(timeout)):
+        if not self.within(check_timeout(timeout)):
             error = with_meanwhile(self.timed_out(timeout))
             # Whoever keeps the error keeps this frame, which must not keep an operation that was dropped.
             del self
@@ -254,7 +258,7 @@ class Loop:
         self._poll = select.epoll()
         self._woken = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poll.register(self._woken, select.EPOLLIN)
-        self._handlers: dict[int, Callable[[int], None]] = {self._woken: self._make_calls}
+        self._handlers: dict[int, Callable[[int], None]] = {self._woken: self._wake_up}
         self._calls: deque[Callable[[], object]] = deque()
         self._lent: dict[Connection, float] = {}
         """The connections that threads read themselves, each with when it was last left."""
@@ -447,9 +451,13 @@ class Loop:
         with contextlib.suppress(OSError):
             os.eventfd_write(self._woken, 1)
 
-    def _make_calls(self, _event: int = 0) -> None:
+    def _wake_up(self, _event: int) -> None:
+        # Only in the thread itself: another one would take from it what wakes it to end.
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._woken)
+        self._make_calls()
+
+    def _make_calls(self) -> None:
         # Another thread may make them, too, once the loop is stopped.
         with contextlib.suppress(IndexError):
             for _ in range(len(self._calls)):

@@ -201,10 +201,12 @@ class Generation:
                         sequence.finish("abort")
             yield
         finally:
-            with self._changed:
-                self._is_paused = False
-                self._changed.notify_all()
-            self._one_pause.release()
+            try:
+                with self._changed:
+                    self._is_paused = False
+                    self._changed.notify_all()
+            finally:
+                self._one_pause.release()
 
     @property
     def _is_finishing(self) -> bool:

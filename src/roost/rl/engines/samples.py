@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
 
@@ -110,11 +111,13 @@ class Dialect(Protocol):
     """Where its server takes prompts."""
 
     @staticmethod
+    @abstractmethod
     def to_request(prompt: Prompt) -> dict[str, Any]:
         """Return the JSON that its server takes for a prompt."""
         ...
 
     @staticmethod
+    @abstractmethod
     def from_answer(prompt: Prompt, answer: Any) -> list[Sample]:
         """Return the samples of an answer of its server."""
         ...
