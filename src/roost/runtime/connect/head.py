@@ -99,10 +99,16 @@ class _Call(Generic[Value]):
             self._undo_once()
 
     def _undo_once(self) -> None:
-        with contextlib.suppress(IndexError):
+        try:
             self._undone.pop()
-            if self._undo is not None and self._error is None:
+        except IndexError:
+            return
+        if self._undo is not None and self._error is None:
+            try:
                 self._undo(self.result())
+            except Exception as error:
+                # What the caller is about to raise, such as an interrupt, matters more.
+                log.debug("what was to %s could not be undone: %s", self.what, error)
 
 
 _hanging: dict[str, _Call[Any]] = {}

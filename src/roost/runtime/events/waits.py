@@ -54,8 +54,10 @@ class waiting:  # noqa: N801 - used like contextlib.suppress
     def __exit__(self, *_: object) -> None:
         if self.started:
             emitter.wait_ended(id(self), self._whom, self.started, self._is_aside)
-            if waiting.watched is not None:
-                waiting.watched.pop(id(self), None)
+            # Another thread may end the watch at any moment.
+            watched = waiting.watched
+            if watched is not None:
+                watched.pop(id(self), None)
 
     def words(self) -> str:
         """Say briefly for whom it waits."""

@@ -274,6 +274,8 @@ def asked_at() -> str:
     if frame is None or frame.f_globals.get("__name__", "").startswith(("typer.", "click.")):
         return ""
     file = frame.f_code.co_filename
-    # As in a traceback, and shorter where that is as clear.
-    here = os.path.relpath(file) if os.path.isabs(file) and file.startswith(os.path.join(os.getcwd(), "")) else file
-    return f"asked for at {here}:{frame.f_lineno}"
+    # As in a traceback, and shorter where that is as clear. The folder that this process works in may be gone.
+    with contextlib.suppress(OSError):
+        if os.path.isabs(file) and file.startswith(os.path.join(os.getcwd(), "")):
+            file = os.path.relpath(file)
+    return f"asked for at {file}:{frame.f_lineno}"

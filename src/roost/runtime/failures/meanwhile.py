@@ -74,7 +74,8 @@ class Meanwhile:
         self._known: deque[CallFailure] = deque(maxlen=_MOST_KEPT)
         self._seen: deque[Key] = deque(maxlen=10 * _MOST_KEPT)
         self._deaths: dict[str, str] = {}
-        """By address: how each worker died that this process launched and did not restart."""
+        """By address: how each worker of this process died that is not back, and that no caller was told of."""
+        self._told_deaths: set[str] = set()
         self._not_before = Deadline.after(0)
         self._asks: float = _MOST_ASKS
         """How often it may ask now; more with time."""
@@ -112,14 +113,17 @@ class Meanwhile:
         """Take note that the caller is told of these."""
         for item in failures:
             self._seen.append((item.address, item.pid or 0, item.when))
-            self._deaths.pop(item.address, None)
+            if self._deaths.pop(item.address, None) is None and item.kind == "death":
+                # The watch may notice it later.
+                self._told_deaths.add(item.address)
 
     def note_death(self, address: str, how: str) -> None:
         """Take note that a worker has died; an empty text says that it is back."""
-        if how:
-            self._deaths[address] = how
-        else:
+        if not how:
             self._deaths.pop(address, None)
+            self._told_deaths.discard(address)
+        elif address not in self._told_deaths:
+            self._deaths[address] = how
 
     def words(self) -> list[str]:
         """Say what has failed that no caller here was told of, the newest last."""

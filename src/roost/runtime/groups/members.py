@@ -151,9 +151,12 @@ class Members:
     def before(self, result: CallResult[Any], ranks: Sequence[int]) -> CallResult[Any] | None:
         """Return an earlier call that some ranks have not answered, if its result is still there."""
         for other in [found() for found in list(self._results)]:
-            if other is result:
+            if other is None:
+                continue
+            if result._calls[0] in other._calls:
+                # It is that call, or some ranks of it.
                 break
-            if other is not None and set(other._late()) & set(ranks):
+            if set(other._late()) & set(ranks):
                 return other
         return None
 

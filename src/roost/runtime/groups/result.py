@@ -22,7 +22,7 @@ from ray.exceptions import GetTimeoutError, ObjectLostError, RayError, RayTaskEr
 
 from roost.config.ranks import format_ranks
 from roost.deadline import NEVER, Deadline
-from roost.errors import CallTimedOut, ConfigError, WorkerDied
+from roost.errors import CallTimedOut, ClusterError, ConfigError, WorkerDied
 from roost.runtime.connect.calls import get
 from roost.runtime.events.waits import waiting
 from roost.runtime.failures.failure import DEATHS, Failure, FailureKind, asked_at, make_error
@@ -393,6 +393,9 @@ class CallResult(Passable, Generic[Value]):
             except RayError as error:
                 failures.append(self._members.describe(error, rank, self._method, sources))
         look_at([ref for reply in sent.values() for ref in reply])
+        if not failures:
+            # It was not sent to a rank, since that was not restarted after all.
+            return next(iter(self._unsendable().values()), None) or ClusterError(f"{self._method!r} was not sent")
         self._members.context.failures.saw(failures)
         return with_meanwhile(make_error(failures, f"in {self._method!r}", late, self._asked))
 

@@ -41,8 +41,8 @@ class LongWaits:
         self._stop = stop
         self._due: dict[waiting, float] = {}
         """By wait: after how many seconds it is said next."""
-        self._recorded: waiting | None = None
-        """The one that is in the record."""
+        self._said: dict[waiting, str] = {}
+        """What was said of each wait that goes on, the newest last; that is in the record."""
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="roost-waits", daemon=True)
 
@@ -57,6 +57,8 @@ class LongWaits:
         waiting.watched = None
         if self._thread is not threading.current_thread() and self._thread.is_alive():
             self._thread.join(timeout=WATCH_STOP_SECONDS)
+        if self._said:
+            self._recorder.note_long_wait("")
 
     def _run(self) -> None:
         while not self._stopped.wait(LONG_WAITS_EVERY_SECONDS):
@@ -68,9 +70,10 @@ class LongWaits:
     def _look(self) -> None:
         under_way = list((waiting.watched or {}).values())
         self._due = {wait: due for wait, due in self._due.items() if wait in under_way}
-        if self._recorded is not None and self._recorded not in under_way:
-            self._recorded = None
-            self._recorder.note_long_wait("")
+        said = {wait: text for wait, text in self._said.items() if wait in under_way}
+        if said.keys() != self._said.keys():
+            self._said = said
+            self._recorder.note_long_wait(next(reversed(said.values()), ""))
         for wait in under_way:
             seconds = time.perf_counter() - wait.started
             moments = [LONG_WAIT_SECONDS * times for times in _TIMES]
@@ -91,7 +94,8 @@ class LongWaits:
         since = time.strftime("%H:%M:%S", time.localtime(time.time() - seconds))
         who = self._describe(addresses)
         text = f"{seconds:.0f} s, since {since}: {' '.join(filter(None, (what, who)))}"
-        self._recorded = wait
+        self._said.pop(wait, None)
+        self._said[wait] = text
         self._recorder.note_long_wait(text)
         emitter.note("waits", "driver", text)
         see = f"; `roost stack {self._context.run_dir.id} {addresses[0]}` shows what it does" if addresses else ""

@@ -20,15 +20,18 @@ import ray
 from roost.runtime.events.emitter import emitter
 from roost.runtime.failures.failure import Failure
 from roost.runtime.failures.meanwhile import CallFailure, Key
-from roost.runtime.limits import FAILURES_EVERY_SECONDS, TELL_SECONDS
+from roost.runtime.limits import FAILURES_EVERY_SECONDS, HANG_SECONDS, TELL_SECONDS
 from roost.runtime.process import output
 from roost.runtime.process.identity import current_identity
 from roost.runtime.process.plain_actor import WORKER_MANAGER
-from roost.text import shorten
+from roost.text import printable, shorten
 
 _LONGEST_TRACEBACK = 4000
 _MOST_AT_ONCE = 20
+_MOST_TELLING = 4
 _lock = threading.Lock()
+_telling = threading.BoundedSemaphore(_MOST_TELLING)
+"""Threads that tell the worker manager, which may hang."""
 _kinds: dict[tuple[str, str], _Kind] = {}
 """By method and class."""
 
@@ -46,7 +49,7 @@ class _Kind:
 def report(found: Failure, method: str, causes: Sequence[Key] = ()) -> None:
     """Write an exception of a method into the log and the events, and tell the worker manager. Never raises."""
     with contextlib.suppress(Exception):
-        identity = current_identity()
+        identity, what = current_identity(), shorten(printable(found.what), 300)
         if identity is None:
             return
         now, traceback = time.strftime("%Y-%m-%d %H:%M:%S"), found.traceback.rstrip()
@@ -58,18 +61,22 @@ def report(found: Failure, method: str, causes: Sequence[Key] = ()) -> None:
             address=identity.address,
             node=identity.node,
             method=method,
-            what=found.what,
+            what=what,
             pid=found.pid or 0,
             when=found.when,
             more=more,
             causes=tuple(causes),
         )
         short = traceback if len(traceback) <= _LONGEST_TRACEBACK else f"…{traceback[-_LONGEST_TRACEBACK:]}"
-        emitter.note(
-            "raised", identity.address, shorten(found.what, 300), method=method, traceback=short, more=more or None
-        )
+        emitter.note("raised", identity.address, what, method=method, traceback=short, more=more or None)
+        if not _telling.acquire(blocking=False):
+            return
         telling = threading.Thread(target=_tell, args=(failure,), name="roost-failures", daemon=True)
-        telling.start()
+        try:
+            telling.start()
+        except BaseException:
+            _telling.release()
+            raise
         # So that it is known before the caller goes on; but the manager may hang, and an event loop must not.
         if asyncio._get_running_loop() is None:
             telling.join(TELL_SECONDS)
@@ -91,8 +98,11 @@ def _untold(method: str, what: str) -> int | None:
 
 
 def _tell(failure: CallFailure) -> None:
-    with contextlib.suppress(Exception):
-        ray.get(_manager().note_failures.remote([failure]))
+    try:
+        with contextlib.suppress(Exception):
+            ray.get(_manager().note_failures.remote([failure]), timeout=HANG_SECONDS)
+    finally:
+        _telling.release()
 
 
 @functools.cache
