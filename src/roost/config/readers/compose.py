@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from roost.config.document import KeyPath
+from roost.config.document import MAX_DEPTH, KeyPath
 from roost.config.readers.files import Folder
 from roost.config.readers.framework import Setting
 from roost.config.yaml_file import YamlValue, parse_text
@@ -38,6 +38,8 @@ def flatten(value: YamlValue, prefix: str = "") -> dict[str, Setting]:
 
 
 def _flat(value: YamlValue, prefix: str) -> Iterator[tuple[str, YamlValue]]:
+    if len(value.path) > MAX_DEPTH:
+        raise ConfigError(f"nested deeper than {MAX_DEPTH} levels: it may hold itself", where=value.where())
     if isinstance(value.node, yaml.MappingNode):
         if not value.node.value and prefix:
             yield prefix, value
@@ -132,14 +134,21 @@ def _bases(node: yaml.Node) -> Iterator[tuple[str, str, yaml.Node]]:
 
 def read_toml(name: str, text: str) -> dict[str, Setting]:
     """Read a TOML file."""
+    found: dict[str, Setting] = {}
+    places = _toml_places(name, text)
     try:
-        data = tomllib.loads(text)
+        for key, value in _pairs(tomllib.loads(text), "", 0):
+            if len(found) > _MOST_SETTINGS:
+                break
+            where = places.get(key) or Where(key=key, file=name, line=1)
+            found[key] = Setting(key=key, text=_toml_text(value), where=where)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ConfigError(f"{name}: not TOML: {shorten(str(error), 120)}") from None
-    lines = text.split("\n")
-    found: dict[str, Setting] = {}
-    for key, value in _pairs(data, "", 0):
-        found[key] = Setting(key=key, text=_toml_text(value), where=_toml_where(name, lines, key))
+    except ValueError:
+        # Python reads and writes whole numbers of 4300 digits at most.
+        raise ConfigError(f"{name}: a number has too many digits") from None
+    if len(found) > _MOST_SETTINGS:
+        raise ConfigError(f"{name}: it has more than {_MOST_SETTINGS} values")
     return found
 
 
@@ -171,18 +180,16 @@ def _toml_text(value: Any) -> str:
     )
 
 
-def _toml_where(name: str, lines: list[str], key: str) -> Where:
-    """Find the line of a key: below the heading of its table, or written out before it."""
-    *tables, last = key.split(".")
-    heading = ".".join(tables)
+def _toml_places(name: str, text: str) -> dict[str, Where]:
+    """Find the line of each key: below the heading of its table, or written out before it."""
+    found: dict[str, Where] = {}
     table = ""
-    for number, line in enumerate(lines):
-        if found := re.match(r"\s*\[\[?\s*([\w.\"-]+)\s*\]\]?", line):
-            table = found[1].replace('"', "")
-            continue
-        if found := re.match(r"\s*([\w.-]+)\s*=", line):
-            named = ".".join(part for part in (table, found[1]) if part)
-            at = found.start(1)
-            if named == key or (heading == table and found[1] == last):
-                return Where(key=key, file=name, line=number + 1, text=line, offset=at, length=len(line.rstrip()) - at)
-    return Where(key=key, file=name, line=1)
+    for number, line in enumerate(text.split("\n"), 1):
+        if heading := re.match(r"\s*\[\[?\s*([\w.\"-]+)\s*\]\]?", line):
+            table = heading[1].replace('"', "")
+        elif named := re.match(r"\s*([\w.-]+)\s*=", line):
+            key = ".".join(part for part in (table, named[1]) if part)
+            at = named.start(1)
+            length = len(line.rstrip()) - at
+            found.setdefault(key, Where(key=key, file=name, line=number, text=line, offset=at, length=length))
+    return found

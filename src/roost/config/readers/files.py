@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os.path
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -45,6 +46,8 @@ class Folder:
         A relative name is looked for where `beside` is, then from the job's folder upwards, since nobody knows in which
         folder the user starts it. With `where`, the place that names it, a file outside of the project is refused.
         """
+        if re.search("[\0\ud800-\udfff]", target):
+            raise ConfigError(f"{shorten(repr(target), 80)} cannot be the name of a file", where=where)
         starts = [Path(os.path.realpath(beside)).parent] if beside else []
         starts += [Path.cwd(), self.here, *(item for item in self.here.parents if item.is_relative_to(self.root))]
         for start in starts:

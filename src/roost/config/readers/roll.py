@@ -20,7 +20,7 @@ _DEFAULTS = table("""
 """)
 _NUMBER = r"\s*([-+]?\d{1,7})\s*"
 _RANGE = re.compile(rf"(?:list\s*\(\s*)?range\s*\({_NUMBER}(?:,{_NUMBER})?(?:,{_NUMBER})?\)\s*(?P<close>\))?")
-_LIST = re.compile(r"(?:list\s*\(\s*)?\[([\d\s,]*)\]\s*(?P<close>\))?")
+_LIST = re.compile(r"(?:list\s*\(\s*)?\[\s*((?:\d{1,7}\s*(?:,\s*|(?=\])))*)\]\s*(?P<close>\))?")
 _MOST = 1_000_000
 
 

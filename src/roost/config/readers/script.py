@@ -30,6 +30,7 @@ from roost.text import shorten
 
 _HOLDS_COMMANDS = re.compile(r"(?:^|[\s;&|])(?:python[\d.]*|ray|torchrun|uv|deepspeed|bash|accelerate)\s+[-\w./]+")
 _NAME = re.compile(r"[A-Za-z_]\w*")
+_READS_ALL = re.compile(r"(?:-r )?-r?d (?: ?-r)?")
 _MOST_STEPS = 50_000
 _MOST_ROUNDS = 100
 _MOST_CALLS = 30
@@ -249,10 +250,9 @@ class _Walk(Variables):
         name, rest = words[0].text, words[1:]
         if node.document is not None and node.output is not None:
             self.script.documents[self.one(node.output)] = self.text_of_document(node.document)
-        elif node.document is not None and name == "read" and _NAME.fullmatch(words[-1].text):
-            self.set(words[-1].text, self.text_of_document(node.document))
-            return Unsure(())
         assigns = {item.name: self._scalar(item) for item in node.assigns}
+        if node.document is not None and name == "read" and self.read_document(rest, node.document, assigns):
+            return Unsure(())
         if name in self.functions:
             return self.call(name, rest, assigns)
         if name in ("[", "test"):
@@ -294,6 +294,21 @@ class _Walk(Variables):
             pass
         finally:
             self.values, self.arguments, self.file, self.functions, self.maybe = outer
+        return True
+
+    def read_document(self, rest: list[Token], document: shell.Document, assigns: Mapping[str, str]) -> bool:
+        """Do `read -r -d '' NAME`, which takes a whole document, and `read NAME`, which takes its one line.
+
+        False for other ways to read, which divide the text or take a part of it.
+        """
+        *options, name = [item.text for item in rest] or [""]
+        is_whole, is_raw = _READS_ALL.fullmatch(" ".join(options)), any("r" in item for item in options)
+        if not _NAME.fullmatch(name) or not (is_whole or options in ([], ["-r"])) or any(assigns.values()):
+            return False
+        text = self.text_of_document(document)
+        if ("\n" in text and not is_whole) or ("\\" in text and not is_raw):
+            return False
+        self.set(name, text if assigns else text.strip(" \t\n"))
         return True
 
     def text_of_document(self, document: shell.Document) -> str:

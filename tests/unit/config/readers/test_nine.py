@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -498,3 +499,43 @@ def test_a_program_of_a_common_name_is_told_by_its_arguments_or_its_config(tmp_p
     assert job("python train.py --actor-num-nodes 1 --colocate", name="run.sh").framework.name == "slime"
     with pytest.raises(ConfigError, match="starts no program of a framework"):
         job("python train.py --lr 1", name="run.sh")
+
+
+# What is malformed on purpose, or by a slip.
+
+
+@pytest.mark.parametrize("text", ["[0 1]", f"[{'1' * 5000}]", "[0, 1"])
+def test_a_list_of_gpus_with_a_slip_is_no_mapping(text):
+    assert parse_mapping(text) is None
+    found = job(f"actor_train: {{device_mapping: '[0, 1]'}}\nactor_infer: {{device_mapping: '{text}'}}\n")
+    assert codes(found)[0] == ("error", "not-a-mapping")
+    assert found.remarks[0].where.line == 2
+
+
+@pytest.mark.parametrize("number", ["9" * 5000, "0x" + "f" * 5000])
+def test_a_number_of_too_many_digits_in_toml_is_refused(number):
+    with pytest.raises(ConfigError, match="a number has too many digits"):
+        prime(f"[deployment]\nx = {number}\n")
+
+
+def test_a_long_toml_is_read_in_one_pass_and_up_to_a_limit():
+    lines = "".join(f"key_{index} = 1\n" for index in range(15_000))
+    start = time.process_time()
+    found = prime("[deployment]\n" + lines)
+    assert time.process_time() - start < 3
+    assert found.settings.given["deployment.key_14999"].where.line == 15_001
+    with pytest.raises(ConfigError, match="more than 20000 values"):
+        prime("[deployment]\n" + lines + "[other]\n" + lines)
+
+
+@pytest.mark.parametrize("text", ["x: &a {b: *a}", "x: &a [*a]"])
+def test_yaml_that_holds_itself_is_refused_with_its_place(text):
+    with pytest.raises(ConfigError, match="nested deeper than 64 levels") as error:
+        job("allocation_mode: d1\n" + text)
+    assert error.value.problems[0].where.line == 2
+
+
+def test_a_name_that_no_file_has_is_refused_with_its_place():
+    with pytest.raises(ConfigError, match="cannot be the name of a file") as error:
+        job('allocation_mode: d1\ndefaults: ["a\\0b"]\n')
+    assert error.value.problems[0].where.line == 2

@@ -256,3 +256,30 @@ def test_a_text_that_is_hardly_a_script_starts_nothing(text):
 def test_a_text_that_ends_too_early_is_refused_with_its_line(text):
     with pytest.raises(ConfigError, match=r"run.sh:1: not a shell script"):
         read(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "read GPUS <<E\n8\nE\nshow $GPUS",
+        'read -r GPUS <<E\n  8 \nE\nshow "$GPUS"',
+        "read -r -d '' A <<'E'\n1\n2\nE\nshow \"$A\"",
+        "IFS= read -rd '' A <<'E'\n 1\nE\nshow \"${A%?}\"",
+    ],
+)
+def test_a_document_is_read_into_one_name_as_bash_does(text):
+    bash = f'show() {{ printf "<%s>" "$@"; }}\n{text}'
+    printed = subprocess.run(["bash", "-c", bash], capture_output=True, text=True, check=True).stdout
+    (command,) = read(text.replace("${A%?}", "$A")).commands
+    assert "".join(f"<{word.text}>" for word in command.words[1:]) == printed
+
+
+@pytest.mark.parametrize(
+    ("line", "document"),
+    [("read A B", "4 8"), ("read B", "8\n9"), ("read -n 1 B", "88"), ("IFS=, read B", "8,"), ("read B", "8\\a")],
+)
+def test_what_a_read_divides_or_takes_a_part_of_is_unknown(line, document):
+    script = read(f"A=1; B=2\n{line} <<'E'\n{document}\nE\nshow $A $B")
+    (command,) = script.commands
+    assert script.unknowns_in(command.words[-1].text)
+    assert bool(script.unknowns_in(command.words[1].text)) is ("A" in line)
