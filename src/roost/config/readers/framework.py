@@ -13,7 +13,12 @@ from roost.text import plural, shorten
 
 Default = int | str | bool | float | None
 Level = Literal["error", "warning", "info"]
+_COUNT = re.compile(r"(?:[gn]pus|nodes|nproc|processes|engines|replicas|servers|prefill)(?:[._-]|$)|parallel[_-]size$")
+"""Keys that count something, which is never less than nothing."""
+_SPLIT = re.compile(r"parallel[_-]size$")
+"""Keys that say over how many GPUs a model is split."""
 _MOST_LINKS = 20
+_LONGEST = 10_000
 _TRUE = frozenset({"true", "yes", "on", "1"})
 _FALSE = frozenset({"false", "no", "off", "0", "", "null", "none", "~"})
 _REFERENCE = re.compile(r"\$\{([^{}]*)\}")
@@ -134,6 +139,8 @@ class Settings:
     only_checks: bool = False
     """Whether what is read now decides no placement, so that nobody is asked for it."""
     remarks: list[Remark] = field(default_factory=list)
+    _known: dict[str, Setting] = field(default_factory=dict)
+    """The settings with references, as they are resolved; those on the way as they are given."""
 
     def find(self, key: str) -> Setting | None:
         """Return a setting as it is given, under this name or an older one."""
@@ -166,12 +173,16 @@ class Settings:
         if text is None:
             return None
         cleaned = text.strip().strip("'\"")
-        if re.fullmatch(r"[-+]?\d{1,12}(_\d+)*(\.0*)?", cleaned):
-            return int(float(cleaned.replace("_", "")))
-        if re.fullmatch(r"[-+]?\d{1,9}(\.\d*)?e[-+]?\d{1,2}", cleaned) and float(cleaned).is_integer():
-            return int(float(cleaned))
-        self.error("not-a-number", f"{key} must be a whole number, not {shorten(repr(text))}", "", key)
+        plain = re.fullmatch(r"[-+]?\d{1,12}(_\d{1,12}){0,3}(\.0*)?", cleaned)
         default = self.framework.defaults.get(key)
+        if plain or (re.fullmatch(r"[-+]?\d{1,9}(\.\d*)?e[-+]?\d{1,2}", cleaned) and float(cleaned).is_integer()):
+            found = int(float(cleaned.replace("_", "")))
+            least = 1 if _SPLIT.search(key) and default else 0 if _COUNT.search(key) else None
+            if least is None or found >= least:
+                return found
+            self.error("too-small", f"{key} is {found}, and must be at least {least}", "", key)
+        else:
+            self.error("not-a-number", f"{key} must be a whole number, not {shorten(repr(text))}", "", key)
         return default if isinstance(default, int) else None
 
     def real(self, key: str) -> float:
@@ -260,12 +271,18 @@ class Settings:
         return None if default is None else str(default)
 
     def _resolved(self, setting: Setting, links: int) -> Setting:
-        """Resolve references such as `${trainer.nnodes}` and `${oc.env:NAME,8}`."""
+        """Resolve references such as `${trainer.nnodes}` and `${oc.env:NAME,8}`, each setting once."""
+        if setting.key not in self._known:
+            self._known[setting.key] = setting
+            self._known[setting.key] = self._resolve(setting, links)
+        return self._known[setting.key]
+
+    def _resolve(self, setting: Setting, links: int) -> Setting:
         text = setting.text or ""
         names: list[str] = []
         for _ in range(_MOST_LINKS):
             found = _REFERENCE.search(text)
-            if found is None or links > _MOST_LINKS:
+            if found is None or links > _MOST_LINKS or len(text) > _LONGEST:
                 break
             value = self._reference(found[1], setting.key, links, names)
             if value is None:

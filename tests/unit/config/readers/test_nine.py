@@ -539,3 +539,39 @@ def test_a_name_that_no_file_has_is_refused_with_its_place():
     with pytest.raises(ConfigError, match="cannot be the name of a file") as error:
         job('allocation_mode: d1\ndefaults: ["a\\0b"]\n')
     assert error.value.problems[0].where.line == 2
+
+
+def test_references_are_resolved_once_each_and_not_without_end():
+    chain = "".join(f"a{index}: '${{a{index + 1}}}${{a{index + 1}}}'\n" for index in range(25)) + "a25: '1'\n"
+    text = "cluster: {n_nodes: '${a0}', n_gpus_per_node: '${a24}'}\nactor: {backend: 'fsdp:d11'}\n"
+    start = time.process_time()
+    found = job(text + chain)
+    assert ranks(found)["actor"] == " ".join(map(str, range(11)))
+    assert codes(found) == [("error", "not-a-number")]
+    text = "cluster: {n_nodes: '${cluster.n_nodes}${cluster.n_nodes}'}\nactor: {backend: 'fsdp:d8'}\n"
+    assert codes(job(text)) == [("error", "not-a-number")]
+    assert time.process_time() - start < 3
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "key"),
+    [
+        ("[deployment]\nnum_train_gpus = -2\n[inference]\n", "rl.toml", "deployment.num_train_gpus"),
+        ("[inference.vllm]\ntensor_parallel_size = 0\n", "rl.toml", "inference.vllm.tensor_parallel_size"),
+        ("cluster: {n_gpus_per_node: 8, n_nodes: -1}\nactor: {backend: 'fsdp:d8'}\n", "a.yaml", "cluster.n_nodes"),
+        (PPO + "--actor.num_nodes -1", "run.sh", "actor.num_nodes"),
+        (PPO + "--vllm.num_engines -1", "run.sh", "vllm.num_engines"),
+        ("python train.py --actor-num-nodes -1 --colocate", "run.sh", "actor-num-nodes"),
+        (
+            "python -m verl.trainer.main_ppo actor_rollout_ref.rollout.name=vllm trainer.nnodes=-1",
+            "run.sh",
+            "trainer.nnodes",
+        ),
+    ],
+)
+def test_a_count_below_the_least_is_an_error(text, name, key):
+    found = job(text, name=name)
+    assert ("error", "too-small") in codes(found)
+    (remark,) = [item for item in found.remarks if item.code == "too-small"]
+    assert remark.message.startswith(f"{key} is ")
+    assert remark.where is not None
