@@ -31,6 +31,8 @@ class Source:
     patterns: tuple[str, ...]
     tells: str
     without: str = r"(?!)"
+    unmarked: str = r"(?!)"
+    """What the text of a job is like that needs `--from`, since others look the same."""
 
 
 _OPENRLHF = r"openrlhf\.cli\.train_(ppo|sft|dpo|rm)"
@@ -48,7 +50,8 @@ SOURCES = {
                     r"generator\.inference_engine|trainer\.placement|main_sft|entrypoints\.main"),
     "roll": Source("ROLL", ("examples/**/*.yaml", "examples/**/*.sh"), r"device_mapping|start_\w+_pipeline\.py"),
     "prime-rl": Source("prime-rl", ("examples/**/*.toml", "configs/**/*.toml"),
-                       r"(?m)^\[(trainer|orchestrator|inference|deployment|model|vllm)\b", r"(?m)^\[project\]"),
+                       r"(?m)^\[(trainer|orchestrator|inference|deployment|model|vllm)\b", r"(?m)^\[project\]",
+                       r"(?ms)\A(?!.*^\[+(trainer|orchestrator|inference|deployment)\b)"),
     "rlinf": Source("RLinf", ("**/*.yaml",), r"component_placement"),
 }  # fmt: skip
 
@@ -75,12 +78,13 @@ def try_job(name: str, path: Path) -> tuple[str, str, list[str]]:
         if name == "rlinf":
             return try_rlinf(path, text)
         outcome, why = "read", ""
-        flags = Flags()
+        chosen = name if re.search(SOURCES[name].unmarked, text) else None
+        flags = Flags(framework=chosen)
         try:
             found = plan_job(read_job(path, (), flags), flags)
         except VariablesMissing as missing:
             outcome, why = "with variables", "; ".join(item.message for item in missing.problems)
-            flags = Flags(assume=True)
+            flags = Flags(framework=chosen, assume=True)
             found = plan_job(read_job(path, (), flags), flags)
         if found.foreign is None or found.foreign.framework.name != name:
             return "not", "it is taken for a job of another program", []

@@ -571,3 +571,15 @@ def test_the_names_of_logs_bring_no_escape_to_the_terminal(roost, tmp_path):
         code, out, err = roost(*arguments, "--run", str(tmp_path))
         assert code == 0, err
         assert "\x1b" not in out + err
+
+
+def test_of_several_jobs_each_takes_the_variables_that_it_knows(roost, tmp_path):
+    one, other = tmp_path / "run.sh", tmp_path / "slime.sh"
+    one.write_text("python3 -m verl.trainer.main_ppo actor_rollout_ref.rollout.name=vllm trainer.nnodes=1\n")
+    other.write_text("python train.py --actor-num-nodes $N --actor-num-gpus-per-node 8 --colocate\n")
+    code, out, err = roost("check", str(one), str(other), "N=1")
+    assert (code, out.count("can be placed"), err.count("error:")) == (0, 2, 0)
+    code, _, err = roost("check", str(one), str(other), "N=1", "M=1")
+    assert code == 2
+    assert err.count("has no variable M") == 2
+    assert "no variable N" not in err

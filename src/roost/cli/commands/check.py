@@ -16,7 +16,7 @@ from roost.cli.out import as_json, tell, write_text
 from roost.cli.plans import Flags, Loaded, plan_job, read_job, split_jobs, with_flags
 from roost.cli.report import error_data, tell_error
 from roost.cli.terminal import print_text
-from roost.config.readers.reading import VariablesMissing
+from roost.config.readers.reading import SettingsUnknown, VariablesMissing
 from roost.config.reading import Notes
 from roost.config.run import RunConfig, RunDraft, read_run_config
 from roost.errors import RoostError, Where
@@ -52,9 +52,12 @@ def check(
     is_alone = len(jobs) == 1 and form != "github"
     found: list[Finding] = []
     answers: dict[str, Any] = {}
+    unknown = {path: _unknown_to(path, settings, flags) for path in jobs} if len(jobs) > 1 and settings else {}
+    in_vain = frozenset.intersection(*unknown.values()) if unknown else frozenset()
     for path in jobs:
         try:
-            checked = _check(path, settings, flags)
+            left_out = unknown.get(path, in_vain) - in_vain
+            checked = _check(path, [item for item in settings if item not in left_out], flags)
         except RoostError as error:
             if is_alone:
                 raise
@@ -78,6 +81,18 @@ def check(
         raise typer.Exit(2)
     if strict and any(item.level == "warning" for item in found):
         raise typer.Exit(1)
+
+
+def _unknown_to(job: Path, settings: Sequence[str], flags: Flags) -> frozenset[str]:
+    """Return the settings that a job does not know: of several jobs, others may."""
+    try:
+        read_job(job, settings, flags)
+    except SettingsUnknown as error:
+        return frozenset(error.words)
+    except RoostError:
+        # Whatever else is wrong with it, the check says.
+        pass
+    return frozenset()
 
 
 def _check(job: Path, settings: Sequence[str], flags: Flags) -> _Checked:

@@ -108,8 +108,8 @@ class Framework:
     """Flags that take no value."""
     command: re.Pattern[str] = re.compile(r"(?!)")
     """What the program is called in a launch script."""
-    common_name: bool = False
-    """Whether programs of others are called the same, so that only its marks tell."""
+    common: re.Pattern[str] = re.compile(r"(?!)")
+    """Names of its programs that those of others have too, so that only its marks or its config tell."""
     marks: tuple[str, ...] = ()
     """Beginnings of arguments, or keys of a config, that only this framework has."""
     in_config: bool = False

@@ -198,6 +198,7 @@ NEMO_RL = Framework(
     size=_size,
     lay_out=_lay_out,
     command=re.compile("|".join(_PROGRAMS)),
+    common=re.compile("|".join(_PROGRAMS)),
     marks=("cluster.gpus_per_node", "policy.megatron_cfg", "policy.dtensor_cfg", "policy.generation"),
     in_config=True,
     says_cluster=True,

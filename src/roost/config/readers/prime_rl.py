@@ -161,7 +161,8 @@ PRIME_RL = Framework(
     size=_size,
     lay_out=_lay_out,
     command=re.compile(r"^(rl|sft|inference)$"),
-    marks=("deployment", "orchestrator", "trainer", "inference", "vllm", "model", "data"),
+    common=re.compile(r"^(rl|sft|inference)$"),
+    marks=("deployment", "orchestrator", "trainer", "inference"),
     in_config=True,
     suffix=".toml",
 )

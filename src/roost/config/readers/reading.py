@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os.path
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
@@ -30,6 +30,14 @@ _SCRIPT = re.compile(r"#!.*\b(ba|z|k|da)?sh\b")
 
 class VariablesMissing(ConfigError):  # noqa: N818 - what happened
     """The placement depends on what only the environment of the job knows."""
+
+
+class SettingsUnknown(ConfigError):  # noqa: N818 - what happened
+    """Words on the command line that the job has no use for; `words` are these."""
+
+    def __init__(self, problems: Iterable[Problem], words: Sequence[str] = ()) -> None:
+        super().__init__(problems)
+        self.words = tuple(words)
 
 
 def framework(name: str) -> Framework:
@@ -153,6 +161,7 @@ def read_foreign(
         if suffix == ".toml":
             raise ConfigError(f"{name}: not a config of a framework that Roost reads", hint=_KNOWN)
         return None
+    _check_settings(extra, found, given, name)
     settings = _overrides(
         [Token(item, ScriptFile(_COMMAND_LINE, " ".join(extra)), 0, 0) for item in extra], Script(), found, given
     )
@@ -220,6 +229,14 @@ def _read_script(
         tokens += [Token(item, line, 0, 0) for item in arguments]
     given = _configs(folder, script, command, at, table)
     if table.switches:
+        # On the command line, a setting may be written as it is for the other frameworks.
+        known = {*table.defaults, *table.older}
+        tokens = [
+            item._replace(text=f"--{item.text}")
+            if item.file is line and item.text.partition("=")[0] in known and "=" in item.text
+            else item
+            for item in tokens
+        ]
         given |= _flags(tokens, script, table)
     else:
         given = _overrides(tokens, script, table, given)
@@ -239,22 +256,50 @@ def _read_script(
         job.inform(
             "given-in-vain", f"{key}={variables[key]} changes nothing: the script sets {key}={script.shown(value)}", ""
         )
-    _check_unused(settings, table, name)
+    _check_unused(extra, script, table, name)
     return ForeignJob(name, job, len(launches))
 
 
-def _check_unused(settings: Sequence[str], table: Framework, name: str) -> None:
+def _check_unused(extra: Sequence[str], script: Script, table: Framework, name: str) -> None:
     """Refuse a name on the command line that is neither a variable of the script nor a setting."""
-    for item in settings:
-        key = item.partition("=")[0]
-        if key not in table.defaults:
-            close = did_you_mean(key, table.defaults)
-            hint = (
-                f"did you mean {close!r}?"
-                if close
-                else "give a variable that the script reads, or a setting of the job"
-            )
-            raise ConfigError(f"{name} has no variable {shorten(key)}", hint=hint)
+    # What flags and dots say, a script may hand on to programs of which Roost knows a part.
+    parsed = [found for item in extra if (found := (_OVERRIDE if table.switches else _VARIABLE).fullmatch(item))]
+    own = {found[0]: found[2] if table.switches else found[1] for found in parsed}
+    if script.passes_arguments:
+        own = {item: key for item, key in own.items() if _VARIABLE.fullmatch(item)}
+    known = {*table.defaults, *table.older}
+    unknown = {item: key for item, key in own.items() if key not in known and key not in script.used}
+    hint = "give a variable that the script reads, or a setting of the job"
+    _refuse(unknown, lambda key: f"{name} has no variable {shorten(key)}", known, hint)
+
+
+def _check_settings(extra: Sequence[str], table: Framework, given: Mapping[str, Setting], name: str) -> None:
+    """Refuse what follows a config on the command line and is none of its settings; `+` adds one, as in Hydra."""
+    known = {*table.defaults, *table.older, *given}
+    sections = {key[:at] for key in given for at, sign in enumerate(key) if sign == "."}
+    words: dict[str, str] = {}
+    unknown: dict[str, str] = {}
+    for item in extra:
+        found = _OVERRIDE.fullmatch(item.removeprefix("--"))
+        gone = _DELETION.fullmatch(item)
+        if found is None and gone is None:
+            words[item] = item
+        elif found is None or not found[1]:
+            key = gone[1] if gone else found[2] if found else ""
+            unknown |= {item: key} if key not in known and key not in sections else {}
+    _refuse(words, lambda key: f"{shorten(key)} is no setting of {name}", (), "a setting is written key=value")
+    hint = "give a setting that the config has, or add one with +key=value"
+    _refuse(unknown, lambda key: f"{name} has no setting {shorten(key)}", known, hint)
+
+
+def _refuse(unknown: Mapping[str, str], message: Callable[[str], str], known: Iterable[str], hint: str) -> None:
+    """Refuse words of the command line, each with the known name that is nearest to its key."""
+    problems = []
+    for key in unknown.values():
+        close = did_you_mean(key, known)
+        problems.append(Problem(message=message(key), hint=f"did you mean {close!r}?" if close else hint))
+    if problems:
+        raise SettingsUnknown(problems, tuple(unknown))
 
 
 def _check_lines(script: Script, command: Command, table: Framework, found: Settings) -> None:
@@ -282,7 +327,7 @@ def _launches(
     found = []
     for command in script.commands:
         for table in tables:
-            at = _program(command, table)
+            at = _program(command, table, folder, chosen)
             if at is not None:
                 found.append((table, command, at))
                 break
@@ -292,18 +337,36 @@ def _launches(
     return found
 
 
-def _program(command: Command, table: Framework) -> int | None:
+def _program(command: Command, table: Framework, folder: Folder, chosen: bool) -> int | None:
     """Return which word is the framework's program; without one of its names, what stands before its arguments."""
     words = [word.text for word in command.words]
-    marks = () if table.in_config else table.marks
-    marked = [index for index, word in enumerate(words) if word.lstrip("+~").startswith(marks)] if marks else []
+    marked = [index for index, word in enumerate(words) if table.marks and word.lstrip("+~").startswith(table.marks)]
+    settings = {word.lstrip("+").partition("=")[0] for word in words if "=" in word}
+    told = marked or any("." in key and key in table.defaults for key in settings)
     for index, word in enumerate(words):
         before = words[index - 1] if index else ""
         is_run = before in ("-m", "--module", "run") or "python" in before or (bool(before) and word.endswith(".py"))
         is_run = is_run or re.fullmatch(r"\w+(\.\w+){2,}", word) is not None
-        if table.command.search(word) and (marked or (is_run and not table.common_name)):
+        if not table.command.search(word):
+            continue
+        is_own = told or not table.common.search(word)
+        if marked and not table.in_config:
             return index
-    return max(0, marked[0] - 1) if marked else None
+        if is_run and (is_own or _has_config(command, index, table, folder, chosen)):
+            return index
+    return max(0, marked[0] - 1) if marked and not table.in_config else None
+
+
+def _has_config(command: Command, at: int, table: Framework, folder: Folder, chosen: bool) -> bool:
+    """Tell whether a program takes a config of the framework, or one that nobody knows yet."""
+    if not table.in_config or chosen:
+        return table.in_config
+    names = _config_names(command, at) or _own_config(command, at, table)
+    if table.suffix == ".toml" or any(has_mark(name.text) for name in names):
+        # Nobody else names a config as `@ FILE`.
+        return bool(names)
+    opened = [folder.open(name.text, None, _SUFFIXES) for name in names]
+    return any(_holds(table, _read(folder, *found)) for found in opened if found)
 
 
 def _by_config(
@@ -352,14 +415,19 @@ def _config_names(command: Command, at: int) -> list[Token]:
     return [name._replace(text=f"{path}/{name.text}" if path else name.text) for name in found if name.text]
 
 
+def _own_config(command: Command, at: int, table: Framework) -> list[Token]:
+    """Return the config that a program takes if it is given none."""
+    program = command.words[at]
+    for pattern, path in table.configs.items():
+        if found := re.search(pattern, program.text):
+            return [program._replace(text=os.path.join(os.path.dirname(program.text), found.expand(path)))]
+    return []
+
+
 def _configs(folder: Folder, script: Script, command: Command, at: int, table: Framework) -> dict[str, Setting]:
     """Read the configs that a command names, or the one that its program takes without, if they are in the project."""
     program = command.words[at]
-    names = _config_names(command, at)
-    for pattern, path in table.configs.items() if not names else ():
-        if found := re.search(pattern, program.text):
-            names = [program._replace(text=os.path.join(os.path.dirname(program.text), found.expand(path)))]
-            break
+    names = _config_names(command, at) or _own_config(command, at, table)
     given: dict[str, Setting] = {}
     for name in names:
         opened = folder.open(_bare(name.text), None, _SUFFIXES)
@@ -425,11 +493,11 @@ def _overrides(
             key, value = match[2], match[3]
             quoted = re.fullmatch(r"'([^']*)'|\"([^\"]*)\"", value)
             value = (quoted[1] or quoted[2] or "") if quoted else value
-            for old in [old for old in found if old.startswith(f"{key}.")]:
+            for old in [old for old in found if old.startswith(f"{key}.") or old == table.older.get(key)]:
                 del found[old]
             found[key] = _setting(token, key, value, script, found.get(key), table)
         elif match := _DELETION.fullmatch(token.text):
-            found.pop(match[1], None)
+            found = {key: item for key, item in found.items() if not f"{key}.".startswith(f"{match[1]}.")}
     return found
 
 
@@ -445,6 +513,8 @@ def _flags(tokens: Sequence[Token], script: Script, table: Framework) -> dict[st
         key, sign, value = token.text[2:].partition("=")
         if key not in table.defaults and (plain := key.replace("-", "_")) in table.defaults:
             key = plain
+        # What comes last counts, whichever of its names it has.
+        found.pop(table.older.get(key, ""), None)
         if sign:
             found[key] = _setting(token, key, value, script, found.get(key), table)
         elif key in table.switches or index >= len(tokens) or tokens[index].text.startswith("--"):

@@ -205,5 +205,6 @@ SKYRL = Framework(
     size=_size,
     lay_out=_lay_out,
     command=re.compile(r"^(skyrl|skyrl_train|examples)\.[\w.]*(entrypoints\.\w+|main_\w+)$"),
+    common=re.compile(r"^examples\."),
     marks=("trainer.placement.", "generator.inference_engine.", "generator.num_inference_engines"),
 )

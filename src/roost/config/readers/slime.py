@@ -266,7 +266,7 @@ SLIME = Framework(
     lay_out=_lay_out,
     switches=_SWITCHES,
     command=_COMMAND,
-    common_name=True,
+    common=_COMMAND,
     marks=_MARKS,
     files=("sglang-config",),
 )

@@ -10,7 +10,14 @@ import pytest
 from roost.config.readers.areal import AREAL
 from roost.config.readers.framework import Settings
 from roost.config.readers.nemo_rl import NEMO_RL
-from roost.config.readers.reading import FRAMEWORKS, ForeignJob, VariablesMissing, framework, read_foreign
+from roost.config.readers.reading import (
+    FRAMEWORKS,
+    ForeignJob,
+    SettingsUnknown,
+    VariablesMissing,
+    framework,
+    read_foreign,
+)
 from roost.config.readers.roll import parse_mapping
 from roost.errors import ConfigError, PlacementError, RoostError
 
@@ -499,6 +506,20 @@ def test_a_program_of_a_common_name_is_told_by_its_arguments_or_its_config(tmp_p
     assert job("python train.py --actor-num-nodes 1 --colocate", name="run.sh").framework.name == "slime"
     with pytest.raises(ConfigError, match="starts no program of a framework"):
         job("python train.py --lr 1", name="run.sh")
+    for text in ("python run_sft.py --model x", "python -m examples.mnist.main_train --lr 1", "uv run sft --lr 1"):
+        with pytest.raises(ConfigError, match="starts no program of a framework"):
+            job(text, name="run.sh")
+    (tmp_path / "own.yaml").write_text("model: x\n")
+    with pytest.raises(ConfigError, match="starts no program of a framework"):
+        job("python run_sft.py --config own.yaml", name="run.sh")
+    (tmp_path / "nemo.yaml").write_text("cluster: {gpus_per_node: 4}\npolicy: {dtensor_cfg: {enabled: true}}\n")
+    assert job("python run_sft.py --config nemo.yaml", name="run.sh").framework.name == "nemo-rl"
+    text = "python -m examples.x.main_train trainer.placement.policy_num_nodes=1"
+    assert job(text, name="run.sh").framework.name == "skyrl"
+    (tmp_path / "sft.toml").write_text("[model]\nname = 'x'\n")
+    assert job("uv run sft @ sft.toml", name="run.sh").framework.name == "prime-rl"
+    with pytest.raises(ConfigError, match="not a config of a framework"):
+        job("[model]\nname = 'x'\n[data]\n", name="sft.toml")
 
 
 # What is malformed on purpose, or by a slip.
@@ -575,3 +596,45 @@ def test_a_count_below_the_least_is_an_error(text, name, key):
     (remark,) = [item for item in found.remarks if item.code == "too-small"]
     assert remark.message.startswith(f"{key} is ")
     assert remark.where is not None
+
+
+# What follows a config or a script on the command line.
+
+AREAL_JOB = (
+    "cluster: {n_nodes: 2, n_gpus_per_node: 2}\nactor: {backend: 'fsdp:d1', path: x}\nrollout: {backend: 'vllm:d1'}\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("extra", "said"),
+    [
+        (["missing.yaml"], "missing.yaml is no setting of job.yaml"),
+        (["--nodes", "3"], "--nodes is no setting of job.yaml"),
+        (["n_nodes=4"], "job.yaml has no setting n_nodes"),
+        (["rolout.backend=vllm:d1t1"], "did you mean 'rollout.backend'?"),
+        (["~actor.pat"], "did you mean 'actor.path'?"),
+    ],
+)
+def test_what_is_no_setting_of_a_config_is_refused(extra, said):
+    with pytest.raises(SettingsUnknown) as error:
+        job(AREAL_JOB, *extra)
+    assert said in "\n".join(f"{item.message} {item.hint}" for item in error.value.problems)
+    assert error.value.words == tuple(extra)
+
+
+def test_a_setting_of_a_config_is_one_that_it_has_or_gets_or_that_the_framework_knows():
+    extra = ["cluster.n_gpus_per_node=4", "actor.path=y", "+judge.backend=vllm:d1", "actor.kl_ctl=0.2", "~rollout"]
+    found = job(AREAL_JOB, *extra)
+    assert ranks(found) == {"actor": "0", "judge": "4"}
+    assert found.size == (2, 4)
+
+
+def test_a_flag_may_be_given_as_a_setting_and_by_its_older_name():
+    for extra in ("vllm.num_engines=2", "--vllm.num_engines=2", "vllm_num_engines=2"):
+        for script in (PPO, PPO + ' "$@"'):
+            assert ranks(job(script, extra, name="run.sh"), (16,))["rollout"] == "0 1 2 3"
+    slime = "python train.py --actor-num-nodes 1 --actor-num-gpus-per-node $N --colocate"
+    assert job(slime, "actor-num-gpus-per-node=4", name="run.sh").size == (1, 4)
+    with pytest.raises(SettingsUnknown, match=r"no variable vllm\.num_engine") as error:
+        job(PPO, "vllm.num_engine=2", name="run.sh")
+    assert error.value.problems[0].hint == "did you mean 'vllm.num_engines'?"
