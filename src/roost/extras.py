@@ -10,7 +10,9 @@ _LAUNCHES = frozenset({"ray", "numpy", "packaging", "pynvml"})
 
 
 def missing_extra(error: ModuleNotFoundError) -> tuple[str, str] | None:
-    """Return what needs a missing package and how to install it; None for any other package.
+    """Return what a missing package of the extra `ray` is called and how to install it; None for any other package.
+
+    People know Ray, and not the packages that come with it.
 
     >>> what, how = missing_extra(ModuleNotFoundError("No module named 'ray'", name="ray"))
     >>> what
@@ -19,8 +21,7 @@ def missing_extra(error: ModuleNotFoundError) -> tuple[str, str] | None:
     package = (error.name or "").partition(".")[0]
     if package not in _LAUNCHES:
         return None
-    shown = "Ray" if package == "ray" else package
-    return f"needs {shown}, which is not installed", "pip install 'roost[ray]'"
+    return "needs Ray, which is not installed", "pip install 'roost[ray]'"
 
 
 def has_ray() -> bool:

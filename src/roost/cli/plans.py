@@ -22,6 +22,7 @@ from roost.config.run import RunDraft, read_job_text
 from roost.config.topology import Topology
 from roost.config.yaml_file import JOB_FILE_LIMIT, PLAN_FILE_LIMIT, check_size, load_text
 from roost.errors import ConfigError, RoostError
+from roost.extras import need_ray
 from roost.placement.lint import Finding, lint
 from roost.placement.plan import Plan
 from roost.placement.planner import PlacementKind, check_num_nodes, make_plan
@@ -291,6 +292,7 @@ def plan_job(given: Given, flags: Flags, hardware: Topology | None = None) -> Lo
         raise ConfigError(f"{join_words(flags.hardware)} {many} describe the hardware", hint="give one of them")
     live, assumed = None, ""
     if flags.live:
+        need_ray("--live")
         from roost.cli.live_cluster import STATUS, ask  # loads psutil, which planning a job does without
 
         live = ask(f"{STATUS}.get_hardware", flags.timeout or TIMEOUT_SECONDS, num_nodes=config.num_nodes, address=None)

@@ -69,6 +69,15 @@ def test_a_command_that_needs_ray_says_in_one_line_what_to_install(arguments, tm
     assert ran.stderr == said
 
 
+def test_what_asks_the_cluster_or_a_package_beside_ray_says_ray(tmp_path):
+    (tmp_path / "job.yaml").write_text(JOB)
+    ran = python(MAIN, "plan", "job.yaml", "--live", folder=tmp_path)
+    assert (ran.returncode, ran.stderr.splitlines()[0]) == (2, "--live needs Ray, which is not installed")
+    code = "from roost.extras import missing_extra\n"
+    code += "try: import packaging\nexcept ModuleNotFoundError as error: print(missing_extra(error)[0])"
+    assert python(code, folder=tmp_path).stdout == "needs Ray, which is not installed\n"
+
+
 def test_the_code_of_a_job_is_left_alone_without_ray(tmp_path):
     (tmp_path / "job.yaml").write_text(JOB + "workers: {actor: mine.Actor}\nentry: mine.main\n")
     ran = python(MAIN, "check", "job.yaml", folder=tmp_path)
