@@ -470,21 +470,29 @@ class Loop:
             log.exception("the communication thread could not do something")
 
 
-@contextlib.contextmanager
-def uninterrupted() -> Generator[None]:
+class uninterrupted:  # noqa: N801 - used like contextlib.suppress
     """Hold Ctrl-C back until the end of a block, in the thread that it would interrupt."""
-    handler = signal.getsignal(signal.SIGINT) if threading.current_thread() is threading.main_thread() else None
-    if not callable(handler):
-        yield
-        return
-    held: list[tuple[int, Any]] = []
-    signal.signal(signal.SIGINT, lambda *pressed: held.append(pressed))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, handler)
-        if held:
-            handler(*held[-1])
+
+    __slots__ = ("_handler", "_held")
+
+    def __enter__(self) -> None:
+        self._handler: Any = None
+        self._held: tuple[Any, ...] = ()
+        # In a worker there is none. To change a handler takes as long as to send a message.
+        if signal.SIGINT in _signals and threading.get_ident() == threading.main_thread().ident:
+            handler = _find_handler(signal.SIGINT)
+            if callable(handler):
+                self._handler = handler
+                signal.signal(signal.SIGINT, self._hold)
+
+    def __exit__(self, *_: object) -> None:
+        if self._handler is not None:
+            signal.signal(signal.SIGINT, self._handler)
+            if self._held:
+                self._handler(*self._held)
+
+    def _hold(self, *pressed: Any) -> None:
+        self._held = pressed
 
 
 _find_handler: Callable[[int], Any] = importlib.import_module("_signal").getsignal
