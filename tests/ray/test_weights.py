@@ -521,6 +521,28 @@ def test_a_member_that_is_killed_in_an_update_leaves_the_others_on_one_version(s
     rounds_of_kills(shared_cluster, iter(range(6)), 5)
 
 
+def test_a_member_rejoins_although_the_wire_has_not_noticed_the_death_before(shared_cluster):
+    with (
+        launch(shared_cluster, Trainer, "actor", [0, 0], "numpy") as actor,
+        launch(shared_cluster, Server, "rollout", [0], "numpy") as rollout,
+    ):
+        link = WeightLink.between(actor, rollout)
+        actor.set_version(1).wait(60)
+        link.update(1, timeout=60)
+        over = threading.Event()
+        # The communication thread of this process, which would notice it, is busy.
+        link._endpoint.loop.call(lambda: over.wait(60))
+        actor[1].kill_now().outcomes(60)
+        actor.restart(1)
+        release = threading.Timer(1.0, over.set)
+        release.start()
+        link.rejoin("actor:1")
+        release.join()
+        actor.set_version(2).wait(60)
+        link.update(2, timeout=60)
+        assert contents(rollout) == [(2, {2.0})]
+
+
 @pytest.mark.soak
 def test_members_that_are_killed_in_updates_for_minutes(shared_cluster, rounds):
     seed = random.SystemRandom().randrange(10**6)

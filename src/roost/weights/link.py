@@ -311,7 +311,12 @@ class WeightLink(contextlib.AbstractContextManager["WeightLink"]):
 
     def _teach(self, plan: SyncPlan, workers: Iterable[str], deadline: Deadline, method: str = "") -> None:
         """Tell workers a plan, the link's own unless it says what its sources are asked for."""
-        wrong = self._ask(workers, Verb.LEARN, (plan, method or "offer", not method), deadline)
+        details = plan, method or "offer", not method
+        try:
+            wrong = self._ask(workers, Verb.LEARN, details, deadline)
+        except WorkerDied:
+            # The wire may have noticed only now that the process before a restarted one has died, and have asked that.
+            wrong = self._ask(workers, Verb.LEARN, details, deadline)
         self._routes.pop(plan.digest, None)
         if problems := [Problem(message=line) for lines in wrong.values() for line in lines]:
             raise ConfigError(problems)
