@@ -72,7 +72,8 @@ def run_demo(
     console.print("\n[bold]The cluster is stopped; the results[/]")
     for trained, bars in done:
         console.print(_summary(task, trained, bars, console.width), soft_wrap=True)
-    console.print(advise(task, [trained for trained, _ in done]), soft_wrap=True)
+    # Why there is none can be long.
+    console.print(Text(advise(task, [trained for trained, _ in done])))
     _say_files(folders, console)
     console.print(f"\n{time.monotonic() - began:.0f} s in all")
     return all(trained.after >= _RISE * trained.before for trained, _ in done)
