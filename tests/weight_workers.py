@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import threading
 import time
@@ -66,6 +67,13 @@ class _Part(WeightWorker):
 
     def pid(self) -> int:
         return os.getpid()
+
+    def open_nothing_more(self) -> None:
+        """Let this process have no descriptor left."""
+        # The kernel gives the lowest number that is free.
+        free = os.dup(0)
+        os.close(free)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 
     def weights(self) -> Any:
         if self.hook is not None:

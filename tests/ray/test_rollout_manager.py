@@ -30,18 +30,25 @@ WEIGHTS = {"w": [[0.0, 9.0]] * 4, "b": [0.0, 0.0]}
 _kept: list[RolloutManager] = []
 
 
+def make_manager(cluster: Cluster, **options: float) -> RolloutManager:
+    """Make a manager with two engines, whose router has some options."""
+    args = argparse.Namespace(rollout_num_gpus=2, debug_rollout_only=True)
+    groups = create_placement_groups(args, cluster=cluster)
+    return RolloutManager(
+        args,
+        TellingEngine,
+        groups["rollout"],
+        buffer_size=8,
+        router_options=RouterOptions(**options),
+        engine_kwargs={"slow": 0.02},
+    )
+
+
 @pytest.fixture
 def manager(shared_cluster: Cluster) -> RolloutManager:
     """A manager that the tests of this file share, with two engines; each test leaves it as it was."""
     if not _kept:
-        args = argparse.Namespace(rollout_num_gpus=2, debug_rollout_only=True)
-        options = {
-            "buffer_size": 8,
-            "router_options": RouterOptions(check_timeout=0.5, hang_seconds=0.5),
-            "engine_kwargs": {"slow": 0.02},
-        }
-        groups = create_placement_groups(args, cluster=shared_cluster)
-        _kept.append(RolloutManager(args, TellingEngine, groups["rollout"], **options))
+        _kept.append(make_manager(shared_cluster, check_timeout=0.5, hang_seconds=0.5))
     assert _kept[0].buffer_stats().size == _kept[0].buffer_stats().leased == 0
     assert _kept[0].lock_holder() is None
     return _kept[0]
@@ -97,6 +104,15 @@ def interrupted(call: Callable[[], object], is_time: Callable[[], object]) -> No
         with pytest.raises(KeyboardInterrupt):
             call()
         pressing.result()
+
+
+def test_the_death_of_an_engine_s_worker_takes_it_out_of_a_router_that_checks_no_engine(shared_cluster):
+    while _kept:
+        _kept.pop().close()
+    with contextlib.closing(make_manager(shared_cluster, check_seconds=3600)) as manager:
+        os.kill(pid_of("rollout:1"), signal.SIGKILL)
+        wait_until(lambda: any(one.is_dead for one in manager.engine_states()), "the router is told")
+        assert {manager.generate(REQUEST)["engine"] for _ in range(20)} == {0}
 
 
 def test_no_sample_is_lost_to_one_that_dies_or_is_interrupted(manager, worker):

@@ -119,6 +119,13 @@ def test_what_does_not_fit_is_listed_for_all_workers(pair):
         WeightLink.between(actor, rollout)
 
 
+def test_a_worker_that_can_open_nothing_when_a_link_begins_is_named(pair):
+    actor, rollout = pair
+    rollout[1].open_nothing_more().wait(60)
+    with pytest.raises(ClusterError, match=r"rollout:1 cannot take part in .*: Too many open files"):
+        WeightLink.between(actor, rollout)
+
+
 def test_members_with_another_plan_refuse_an_update(pair):
     actor, rollout = pair
     link = WeightLink.between(actor, rollout)

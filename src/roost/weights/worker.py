@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from roost.comm.worker import Worker
-from roost.errors import ConfigError
+from roost.errors import ClusterError, ConfigError
 from roost.weights.adapters import as_weights
 from roost.weights.layout import Held
 from roost.weights.limits import RELEASE_SECONDS
@@ -58,10 +58,15 @@ class WeightWorker(Worker):
 
     def open_weights(self, link: str, in_place: bool, may_share: bool) -> int:
         """Take part in a link, which asks; returns the version of the weights."""
-        from roost.weights.member import Member  # a worker that is in no link pays nothing
+        try:
+            from roost.weights.member import Member  # a worker that is in no link pays nothing
 
-        member: Member | None = vars(self).get("_roost_weights")
-        if member is None:
-            member = vars(self).setdefault("_roost_weights", Member(self))
-        member.join(link, in_place=in_place, may_share=may_share)
+            member: Member | None = vars(self).get("_roost_weights")
+            if member is None:
+                member = vars(self).setdefault("_roost_weights", Member(self))
+            member.join(link, in_place=in_place, may_share=may_share)
+        except OSError as error:
+            # It may have no descriptor left, not even to import a module.
+            hint = "if it has too many files open, raise the limit: ulimit -n"
+            raise ClusterError(f"{self.address} cannot take part in {link}: {error.strerror}", hint=hint) from error
         return member.versions.whole

@@ -13,6 +13,10 @@ CODE = """
 import os, signal, sys, time
 from roost.runtime.connect import stop
 stop.STOP_GRACE_SECONDS = LIMIT
+def doze():
+    # A signal that arrives just before a sleep begins interrupts nothing until the sleep is over.
+    for _ in range(6000):
+        time.sleep(0.1)
 found = stop.Stop(lambda name: print(name, flush=True))
 BEFORE
 with found.on_sigterm():
@@ -21,7 +25,7 @@ with found.on_sigterm():
 UNWIND = """
     try:
         print("waiting", flush=True)
-        time.sleep(600)
+        doze()
     finally:
         print("finally", flush=True)
         LAST
@@ -56,7 +60,7 @@ def test_it_unwinds_and_the_exit_code_is_143(start):
 
 
 def test_a_second_one_ends_the_process_at_once(start):
-    process = start(UNWIND.replace("LAST", "time.sleep(600)"))
+    process = start(UNWIND.replace("LAST", "doze()"))
     process.terminate()
     assert [process.stdout.readline() for _ in range(2)] == ["SIGTERM\n", "finally\n"]
     process.terminate()
@@ -64,7 +68,7 @@ def test_a_second_one_ends_the_process_at_once(start):
 
 
 def test_it_ends_after_the_grace_period_and_the_time_for_its_hooks(start):
-    process = start(UNWIND.replace("LAST", "time.sleep(600)"), "found.add(print, 0.1)", grace=0.1)
+    process = start(UNWIND.replace("LAST", "doze()"), "found.add(print, 0.1)", grace=0.1)
     process.terminate()
     assert process.wait(60) == -signal.SIGTERM
 
@@ -84,7 +88,7 @@ def test_a_fork_ends_as_if_there_were_no_handler(start):
     child = os.fork()
     if not child:
         os.write(say, b".")
-        time.sleep(600)
+        doze()
     os.read(ready, 1)
     print("waiting", flush=True)
     os.kill(child, signal.SIGTERM)
@@ -95,6 +99,6 @@ def test_a_fork_ends_as_if_there_were_no_handler(start):
 
 
 def test_outside_the_block_the_default_is_back(start):
-    process = start("    pass\nprint('waiting', flush=True)\ntime.sleep(600)")
+    process = start("    pass\nprint('waiting', flush=True)\ndoze()")
     process.terminate()
     assert process.wait(60) == -signal.SIGTERM
