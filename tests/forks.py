@@ -108,6 +108,9 @@ def ask(python: str, server: str, folder: str) -> NoReturn:
             if base is not None:
                 child = os.fork()
                 if child:
+                    # Otherwise workers would connect to a server that has ended, and wait until this process ends.
+                    base.close()
+                    listener.close()
                     # Stay, so that the base and all its workers descend from the raylet.
                     os.waitpid(child, 0)
                     os._exit(0)
