@@ -6,6 +6,8 @@ import contextlib
 import io
 import os
 import pickle
+import subprocess
+import sys
 import time
 from concurrent.futures import Future
 from types import SimpleNamespace
@@ -460,3 +462,28 @@ def test_the_line_that_asked_is_the_users_and_not_one_of_roosts_own_command_line
     exec(compile("def ask(call):\n    return call()", "train.py", "exec"), outer)  # noqa: S102 - likewise
 
     assert outer["ask"](inner["call"]) == ("asked for at train.py:2" if is_named else "")
+
+
+def test_a_process_that_can_open_nothing_says_so_when_it_loads_the_class_of_its_worker(tmp_path):
+    (tmp_path / "own.py").write_text("class Own: pass\n", encoding="utf-8")
+    code = (
+        "import os, resource, sys\n"
+        "import own\n"
+        "from roost import ClusterError\n"
+        "from roost.runtime.process.packing import make_object, pack\n"
+        "packed = pack(((own.Own,), {}), [])\n"
+        "assert type(make_object(packed)).__name__ == 'Own'\n"
+        "del sys.modules['own']\n"
+        "free = os.dup(0)\n"
+        "os.close(free)\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (free, free))\n"
+        "try:\n"
+        "    make_object(packed)\n"
+        "except ClusterError as error:\n"
+        "    print(error)\n"
+    )
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    ran = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert ran.stdout.startswith("the worker's class cannot be loaded: [Errno 24] Too many open files"), ran.stderr

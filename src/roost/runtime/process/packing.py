@@ -6,6 +6,7 @@ made them, before it starts the call.
 
 from __future__ import annotations
 
+import errno
 import io
 import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,7 +16,7 @@ from typing import Any
 import ray
 from ray import cloudpickle
 
-from roost.errors import ConfigError
+from roost.errors import ClusterError, ConfigError
 from roost.runtime.events.waits import waiting
 from roost.text import shorten
 
@@ -131,7 +132,13 @@ async def unpack_async(sent: Sequence[Any]) -> Call:
 
 def make_object(packed: Packed) -> Any:
     """Construct an object; its class was packed as the first argument of the constructor."""
-    (cls, *args), kwargs = unpack([packed])
+    try:
+        (cls, *args), kwargs = unpack([packed])
+    except OSError as error:
+        if type(error) is not OSError or error.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
+        hint = "raise the limit, ulimit -n, or close some"
+        raise ClusterError(f"the worker's class cannot be loaded: {error}", hint=hint) from error
     return cls(*args, **kwargs)
 
 
