@@ -146,6 +146,7 @@ bench: $(VENV)/.installed-dev
 	@$(BIN)/python bench/startup.py
 	@$(BIN)/python bench/cluster.py
 	@$(BIN)/python bench/groups.py
+	@$(BIN)/python bench/warm.py
 	@$(BIN)/python bench/reserve.py
 	@$(BIN)/python bench/comm.py
 	@$(BIN)/python bench/messages.py

@@ -55,7 +55,7 @@ def roost_boot() -> dict[str, float]:
     from roost.testing import local_cluster
 
     start = time.perf_counter()
-    with local_cluster("4x8"):
+    with local_cluster("4x8", warm=False):
         booted = time.perf_counter() - start
         ray.init(log_to_driver=False, logging_level=logging.ERROR)
         used = _use(start)
@@ -106,7 +106,7 @@ def discovery(nodes: int) -> dict[str, float]:
 
     found = {}
     # Nodes that are alike would share one probe, which machines of a real cluster do not.
-    with local_cluster([LocalNode(accelerators=8, env={"NODE": str(rank)}) for rank in range(nodes)]):
+    with local_cluster([LocalNode(accelerators=8, env={"NODE": str(rank)}) for rank in range(nodes)], warm=False):
         ray.init(log_to_driver=False, logging_level=logging.ERROR)
         found["cold"] = timed(look)
         found["warm"] = statistics.median(timed(look) for _ in range(10))
@@ -117,7 +117,7 @@ def discovery(nodes: int) -> dict[str, float]:
         Path(folder, "pynvml.py").write_text(SLOW_LIBRARY, encoding="utf-8")
         path = os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH")]))
         slow = [LocalNode(accelerators=8, env={"PYTHONPATH": path, "NODE": str(rank)}) for rank in range(nodes)]
-        with local_cluster(slow):
+        with local_cluster(slow, warm=False):
             ray.init(log_to_driver=False, logging_level=logging.ERROR)
             timed(look)
             found["slow"] = statistics.median(timed(look) for _ in range(3))
@@ -129,7 +129,7 @@ def managers() -> dict[str, float]:
     from roost import Cluster, WorkerManager, WorkerRecord
     from roost.testing import local_cluster
 
-    with local_cluster("4x8"), Cluster(num_nodes=4) as cluster:
+    with local_cluster("4x8", warm=False), Cluster(num_nodes=4) as cluster:
         start = time.perf_counter()
         with ThreadPoolExecutor(16) as pool:
             leases = list(pool.map(lambda number: cluster.lease_ports(number % 4), range(1000)))

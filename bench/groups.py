@@ -59,7 +59,7 @@ class Field:
         self._stack = contextlib.ExitStack()
         self._numbers = itertools.count()
         with contextlib.ExitStack() as undo:
-            local = undo.enter_context(local_cluster(f"{NODES}x{PER_NODE}", cpus=PER_NODE))
+            local = undo.enter_context(local_cluster(f"{NODES}x{PER_NODE}", cpus=PER_NODE, warm=False))
             self._keeper = psutil.Process(local.keeper_pid)
             self._cluster = undo.enter_context(Cluster(num_nodes=NODES, quiet=True))
             # Start the managers' processes now, so that settle() does not find them idle.

@@ -49,7 +49,7 @@ class Field:
         self.total = NODES * per_node
         self._stack = contextlib.ExitStack()
         with contextlib.ExitStack() as undo:
-            local = undo.enter_context(local_cluster(f"{NODES}x{per_node}", cpus=max(8, 2 * per_node)))
+            local = undo.enter_context(local_cluster(f"{NODES}x{per_node}", cpus=max(8, 2 * per_node), warm=False))
             self._keeper = psutil.Process(local.keeper_pid)
             self.cluster = undo.enter_context(Cluster(num_nodes=NODES, quiet=True))
             # Start the managers' processes now, so that settle() does not find them idle.

@@ -49,6 +49,9 @@ class Performer(Worker):
         if self.rank == hangs_on:
             self.hang_here()
 
+    def has_loaded(self, *names: str) -> list[str]:
+        return [name for name in names if name in sys.modules]
+
     def hang_here(self) -> None:
         time.sleep(3600)
 

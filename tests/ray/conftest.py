@@ -13,7 +13,6 @@ from types import SimpleNamespace
 
 import pytest
 
-import forks
 import warm
 from foreign import all_is_free
 from roost import Cluster, ClusterError, WorkerGroup
@@ -26,8 +25,6 @@ TESTS = Path(__file__).resolve().parents[1]
 
 # Workers import the modules of the tests that they were sent from.
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH")]))
-# Most of the time of these tests would go into starting interpreters and importing Ray.
-forks.install()
 # `test_local_cluster.py` starts the keepers of its clusters as users do.
 local.subprocess = SimpleNamespace(**vars(subprocess) | {"Popen": warm.start_keeper})
 
@@ -204,12 +201,11 @@ def _one_cluster_a_module() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _wanted(request: pytest.FixtureRequest) -> Iterator[None]:
+def _wanted(request: pytest.FixtureRequest) -> None:
     """Let the workers of a test have imported what its marker names: torch takes longer than most tests."""
     marker = request.node.get_closest_marker("wants")
-    forks.want(*(marker.args if marker is not None else ()))
-    yield
-    forks.want()
+    for name in {"roost_local_cluster", "_small_local_cluster"} & set(request.fixturenames):
+        request.getfixturevalue(name).preload(*(marker.args if marker is not None else ()))
 
 
 @pytest.fixture(autouse=True)

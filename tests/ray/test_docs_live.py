@@ -20,7 +20,6 @@ from pathlib import Path
 
 import pytest
 
-import forks
 import warm
 from docs.blocks import PAGES, ROOT, Block, blocks_of, specs_of
 from roost.testing import LocalCluster, local_cluster
@@ -53,11 +52,12 @@ class Clusters:
         self._spec = ""
         self._running: LocalCluster | None = None
 
-    def get(self, spec: str) -> LocalCluster:
+    def get(self, spec: str, preload: tuple[str, ...]) -> LocalCluster:
         if spec != self._spec or self._running is None:
             self.stop()
             self._spec, self._running = spec, local_cluster(spec)
             self._running.start()
+        self._running.preload(*preload)
         return self._running
 
     def stop(self) -> None:
@@ -75,8 +75,8 @@ def clusters() -> Iterator[Clusters]:
 
 @pytest.mark.parametrize("page", LIVE_PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_live_block_of_a_page_works(page, tmp_path, environment, clusters):
-    if "import torch" in page.read_text(encoding="utf-8") and find_spec("torch") is not None:
-        forks.want("torch")
+    wants_torch = "import torch" in page.read_text(encoding="utf-8") and find_spec("torch") is not None
+    preload = ("torch",) if wants_torch else ()
     printed: str | None = None
     for block in blocks_of(page):
         where = f"{page.name}, block in line {block.line}"
@@ -89,7 +89,7 @@ def test_every_live_block_of_a_page_works(page, tmp_path, environment, clusters)
         if block.file is not None and (spec or block.language == "yaml"):
             (tmp_path / block.file).write_text(block.text, encoding="utf-8")
         elif spec:
-            joined = clusters.get(spec).environment if spec != "own" else {}
+            joined = clusters.get(spec, preload).environment if spec != "own" else {}
             printed = run_block(block, tmp_path, environment | joined, where)
 
 

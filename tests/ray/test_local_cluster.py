@@ -140,6 +140,47 @@ def test_the_workers_of_a_job_on_a_node_are_forks_of_one_process_that_ends_with_
     wait_until(lambda: is_gone(server), "it ends after its last worker")
 
 
+def test_workers_share_the_import_of_what_is_preloaded_and_the_log_says_what_is_left_out(small_local_cluster):
+    small_local_cluster.preload("sqlite3", "no_such_module", "workers")
+    with Cluster(num_nodes=1) as cluster:
+        with Performer.create_group().launch(cluster, NodePlacementStrategy([0]), name="warm") as group:
+            assert group.has_loaded("sqlite3", "no_such_module").wait(60) == [["sqlite3"]]
+            assert "--serve" in psutil.Process(psutil.Process(group.pid().wait(60)[0]).ppid()).cmdline()
+        small_local_cluster.preload()
+        with Performer.create_group().launch(cluster, NodePlacementStrategy([0]), name="plain") as group:
+            assert group.has_loaded("sqlite3").wait(60) == [[]]
+    (log,) = small_local_cluster.folder.glob("session_2*/logs/raylet.err")
+    said = log.read_text(encoding="utf-8")
+    assert "roost: no_such_module is not preloaded: ModuleNotFoundError" in said
+    assert "roost: workers is not preloaded: it is not an installed package" in said
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_workers_start_although_what_forks_them_was_ended(small_cluster, number):
+    with Performer.create_group().launch(small_cluster, NodePlacementStrategy([0]), name="first") as group:
+        server = psutil.Process(psutil.Process(group.pid().wait(60)[0]).ppid())
+        for process in (server, server.parent()):
+            assert "--serve" in process.cmdline()
+            process.send_signal(number)
+        wait_until(lambda: is_gone(server.pid), "it is ended")
+        with Performer.create_group().launch(small_cluster, NodePlacementStrategy([0, 0]), name="second") as later:
+            assert later.rank_of().wait(60) == [0, 1]
+
+
+def test_a_cluster_that_starts_its_workers_from_scratch_forks_none():
+    with local_cluster("1x0", warm=False, preload=["sqlite3"]) as local, Cluster(num_nodes=1) as cluster:
+        with Performer.create_group().launch(cluster, NodePlacementStrategy([0]), name="cold") as group:
+            assert "--serve" not in psutil.Process(psutil.Process(group.pid().wait(60)[0]).ppid()).cmdline()
+            assert group.has_loaded("sqlite3").wait(60) == [[]]
+        local.preload("json")
+
+
+@pytest.mark.parametrize("wrong", ["torch", ["to rch"], [1], ["a..b"], ["../x"]])
+def test_wrong_names_of_modules_are_refused(wrong):
+    with pytest.raises(ConfigError, match="preload is"):
+        local_cluster("1x0", preload=wrong)
+
+
 def test_ray_does_not_remark_on_the_number_of_processes_of_a_node(driver, small_local_cluster):
     code = (
         "from roost import Cluster, NodePlacementStrategy\n"

@@ -25,6 +25,7 @@ from roost.machine.folders import socket_folder
 from roost.machine.ports import taken_ports
 from roost.runtime.connect.authentication import refresh_authentication, set_variables, token_for_local_clusters
 from roost.runtime.nodes.accelerators import variables_of_interest
+from roost.testing.forks import FOLDER, set_wanted
 from roost.testing.limits import KEEPER_SECONDS
 from roost.text import plural
 
@@ -84,7 +85,14 @@ class LocalCluster:
     """
 
     def __init__(
-        self, nodes: Sequence[LocalNode], *, timeout: float = 90, fast: bool = True, stays: bool = False
+        self,
+        nodes: Sequence[LocalNode],
+        *,
+        timeout: float = 90,
+        fast: bool = True,
+        warm: bool = True,
+        preload: Sequence[str] = (),
+        stays: bool = False,
     ) -> None:
         if not nodes or len(nodes) > _MAX_NODES:
             raise ConfigError(f"a local cluster has 1 to {_MAX_NODES} nodes, not {len(nodes)}")
@@ -99,6 +107,8 @@ class LocalCluster:
         """The processes of each node: the raylet, and on node 0 those of Ray's head too."""
         self._timeout = timeout
         self._fast = fast
+        self._warm = fast and warm
+        self._wanted = _check_modules(preload)
         self._stays = stays
         self._network = f"127.{_random.randint(1, 254)}.{_random.randint(0, 254)}"
         self._keeper: subprocess.Popen[str] | None = None
@@ -133,12 +143,13 @@ class LocalCluster:
                 # Ctrl-C goes to the process that asked for the cluster, which then stops it in order.
                 start_new_session=True,
             )
-            self._send({"folder": str(self.folder), "fast": self._fast})
+            self._send({"folder": str(self.folder), "fast": self._fast, "warm": self._warm})
             self._send(self._start_command(self.nodes))
             if not self._stays:
                 # This process is about to use Ray, and importing it takes as long as the nodes do.
                 import ray  # noqa: F401
             self._receive()
+            self.preload(*self._wanted)
         except BaseException:
             self.stop()
             shutil.rmtree(self.folder, ignore_errors=True)
@@ -174,6 +185,17 @@ class LocalCluster:
         self._receive()
         self.nodes.append(node)
         return len(self.nodes) - 1
+
+    def preload(self, *modules: str) -> None:
+        """Let workers that start from now on share one import of these modules, which replace those named before.
+
+        One that is no installed package, or that starts a thread, opens a device or changes the environment when it is
+        imported, is left out, and the log of the node's raylet says so.
+        """
+        self._wanted = _check_modules(modules)
+        folder = self.folder / FOLDER
+        if self._warm and folder.is_dir():
+            set_wanted(folder, self._wanted)
 
     def kill_node(self, rank: int) -> None:
         """Kill a node's processes, as a power cut would."""
@@ -284,6 +306,8 @@ def local_cluster(
     object_store_memory: int = _OBJECT_STORE_BYTES,
     timeout: float = 90,
     fast: bool = True,
+    warm: bool = True,
+    preload: Sequence[str] = (),
 ) -> LocalCluster:
     """Start a Ray cluster on this machine for a `with` block.
 
@@ -294,11 +318,14 @@ def local_cluster(
     `cpus` and `object_store_memory`. `fast=False` starts the nodes with `ray start`, which takes longer and uses only
     Ray's public interface.
 
+    Workers start warm: each is a fork of a process that has imported Ray and Roost, and the modules of `preload`, such
+    as `["torch"]`. With `warm=False`, and with `fast=False`, each starts from scratch.
+
         with local_cluster("2x8,1x0") as local:
             cluster = Cluster(num_nodes=3)
     """
     nodes = local_nodes(spec, cpus=cpus, object_store_memory=object_store_memory)
-    return LocalCluster(nodes, timeout=timeout, fast=fast)
+    return LocalCluster(nodes, timeout=timeout, fast=fast, warm=warm, preload=preload)
 
 
 def local_nodes(
@@ -319,3 +346,11 @@ def local_nodes(
         )
         for node in nodes
     ]
+
+
+def _check_modules(names: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(names, str) or not all(
+        isinstance(name, str) and all(part.isidentifier() for part in name.split(".")) for name in names
+    ):
+        raise ConfigError(f"preload is {names!r}", hint='it is a list of modules: ["torch", "transformers.models"]')
+    return tuple(dict.fromkeys(names))

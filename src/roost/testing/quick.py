@@ -19,6 +19,7 @@ from ray._private import services
 from ray._private.node import Node
 from ray._private.parameter import RayParams
 
+from roost.testing.forks import FOLDER, make_program
 from roost.testing.lazy_agent import LazyAgent
 
 # Notice in a second, not in fifteen, that a raylet is gone.
@@ -28,8 +29,6 @@ _SYSTEM_CONFIG = {
     "health_check_timeout_ms": 3000,
     "health_check_failure_threshold": 3,
 }
-PYTHON_VARIABLE = "ROOST_WORKER_PYTHON"
-"""The program that raylets run as Python to start workers, in place of the interpreter."""
 _AGENT_PORTS = ("METRICS_AGENT_PORT_NAME", "METRICS_EXPORT_PORT_NAME", "DASHBOARD_AGENT_LISTEN_PORT_NAME")
 
 
@@ -45,7 +44,8 @@ class QuickStarter:
         os.mkfifo(pipe)
         self._silence = os.open(pipe, os.O_RDWR | os.O_CLOEXEC)
         self._standin.write_text(f"read word < {pipe}\n", encoding="utf-8")
-        self._python = os.environ.get(PYTHON_VARIABLE, sys.executable)
+        self._python = make_program(self._folder / FOLDER) if spec["warm"] else sys.executable
+        """The program that raylets run as Python to start workers."""
         original = services.start_ray_process
         _check_parameters(original, "command", "process_type", "fate_share")
         _check_parameters(RayParams.__init__, "runtime_env_agent_port", "include_log_monitor", "no_monitor")

@@ -26,10 +26,16 @@ def up(
     cpus: Annotated[
         int, typer.Option("--cpus", metavar="N", help="How many CPUs each node claims to have.", min=1)
     ] = 8,
+    preload: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--preload", metavar="MODULE", help="Let all workers share one import of a module, such as torch."
+        ),
+    ] = None,
     form: TextForm = "text",
 ) -> None:
     need_ray("roost up")
-    local = LocalCluster(local_nodes(spec, cpus=cpus), stays=True)
+    local = LocalCluster(local_nodes(spec, cpus=cpus), preload=preload or (), stays=True)
     with one_at_a_time():
         before = read_local_cluster()
         if before is not None:

@@ -1,14 +1,14 @@
-"""The program that raylets run as Python in these tests: it forks workers instead of starting each from scratch.
+"""The program that raylets of a local cluster run as Python: it forks workers instead of starting each from scratch.
 
 A raylet runs `python default_worker.py …` for every worker, and nearly all of what that costs is importing Ray. Here
-the first worker of a cluster starts a base process instead, which imports the libraries that Ray and Roost use. For
-each job on each node the base forks a server, which imports Ray and Roost and forks a child for every worker of that
-job there. A child runs Ray's own `default_worker.py`. A server has one thread when it forks, and ends with its raylet
-or soon after its last child; the base ends some time after its last server. `install` makes local clusters use them.
+the first worker of a cluster starts a base process instead, which imports the libraries that Ray and Roost use, and the
+modules that are to be preloaded. For each job on each node the base forks a server, which imports Ray and Roost and
+forks a child for every worker of that job there. A child runs Ray's own `default_worker.py`. A server has one thread
+when it forks, and ends with its raylet or soon after its last child; the base ends some time after its last server.
 
 A server belongs to one job on one node because Ray reads both from the environment when it is loaded. A worker with a
 `runtime_env`, for which Ray runs another program first, gets an interpreter of its own; so does every worker where no
-server answers. These programs run outside the package, so they use the standard library only. What asks for a worker
+server answers. This program runs outside the package, so it uses the standard library only. What asks for a worker
 runs thousands of times, and imports as little as can be: `socket` alone would double its time.
 """
 
@@ -22,7 +22,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
     import types
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
     from typing import NoReturn
 
 _PROGRAM = "default_worker.py"
@@ -51,45 +52,42 @@ PRELOADED = (
 # What Ray sets for a job and for a raylet.
 _OWN = ("RAY_JOB_ID", "RAY_RAYLET_PID")
 _CLUSTER = ("--gcs-address=", "--session-name=")
+FOLDER = "warm"
+"""The folder of a local cluster in which the program is."""
 _WANTED = "wanted"
 _IDLE_SECONDS = 5.0
-_ANSWER_SECONDS = 60.0
+_ANSWER_SECONDS = 30.0
+_PRELOAD_SECONDS = 60
 
 
-def install() -> None:
-    """Let the local clusters that this process starts fork their workers."""
-    import atexit
+def make_program(folder: Path) -> str:
+    """Write the program into a new folder, and return its path; the interpreter's own where it could not run."""
     import py_compile
-    import shutil
-    import tempfile
     from pathlib import Path
 
     # The kernel reads no more of a script's first line than 127 characters, in some versions.
     if len(sys.executable) > 120 or " " in sys.executable:
-        return
-    # A short path, since sockets go there.
-    folder = Path(tempfile.mkdtemp(prefix="forks-", dir="/tmp"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    program = folder / "python"
-    source = Path(__file__).read_text(encoding="utf-8")
+        return sys.executable
     # Named like a part of Ray, so that stacks of workers show none of its frames.
     server = folder / "ray" / "_private" / "forks.py"
-    server.parent.mkdir(parents=True)
-    server.write_text(source, encoding="utf-8")
+    server.parent.mkdir(parents=True, mode=0o700)
+    server.write_text(Path(__file__).read_text(encoding="utf-8"), encoding="utf-8")
     py_compile.compile(str(server))
+    program = folder / "python"
     program.write_text(
         f"#!{sys.executable} -IS\nimport sys\nsys.path.insert(0, {str(server.parent)!r})\nimport forks\n"
-        f"forks.ask({sys.executable!r}, {str(server)!r}, {str(folder)!r})\n"
+        f"forks.ask({sys.executable!r}, {str(server)!r}, {str(folder)!r})\n",
+        encoding="utf-8",
     )
     program.chmod(0o700)
-    os.environ["ROOST_WORKER_PYTHON"] = str(program)
+    return str(program)
 
 
-def want(*names: str) -> None:
-    """Have workers forked from now on that have imported more: modules that take most of the time of a test."""
-    if program := os.environ.get("ROOST_WORKER_PYTHON"):
-        with open(f"{os.path.dirname(program)}/{_WANTED}", "w") as file:
-            file.write(" ".join(names))
+def set_wanted(folder: Path, modules: tuple[str, ...]) -> None:
+    """Have workers that start from now on forked from a process that has imported these modules too."""
+    draft = folder / f"{_WANTED}.new"
+    draft.write_text(" ".join(modules), encoding="utf-8")
+    draft.replace(folder / _WANTED)
 
 
 def ask(python: str, server: str, folder: str) -> NoReturn:
@@ -100,7 +98,7 @@ def ask(python: str, server: str, folder: str) -> NoReturn:
     if os.path.basename(words[0]) == _PROGRAM:
         own = [os.environ.get(name, "") for name in _OWN]
         wanted = _read_wanted(folder)
-        listener = _connect(f"{folder}/{'-'.join([*own, *wanted])}", words)
+        listener = _connect(f"{folder}/{zlib.crc32(' '.join([*own, *wanted]).encode()):x}", words)
         if listener is not None:
             shared = sorted(f"{name}={value}" for name, value in os.environ.items() if name not in _OWN)
             key = "\0".join([*wanted, *shared, *(word for word in words if word.startswith(_CLUSTER))])
@@ -169,9 +167,17 @@ def _serve_cluster(base: socket.socket, listener: socket.socket, wanted: str, wo
 
     # What is imported stays.
     gc.disable()
-    for name in (*LIBRARIES, *_OWN_LIBRARIES, *wanted.split()):
+    for name in (*LIBRARIES, *_OWN_LIBRARIES):
         with contextlib.suppress(Exception):
             importlib.import_module(name)
+    environment = dict(os.environ)
+    for name in wanted.split():
+        if problem := _preload(name, environment):
+            print(f"roost: {name} is not preloaded: {problem}", file=sys.stderr, flush=True)
+            # Begin again without it: what it started stays in this process.
+            others = " ".join(other for other in wanted.split() if other != name)
+            arguments = [__file__, _SERVE, str(base.fileno()), str(listener.fileno()), others, *words]
+            os.execve(sys.executable, [sys.executable, *arguments], environment)  # noqa: S606 - this program
     _compiled(words[len(_OWN)])
     for server, request in _fork_each(base, (listener, words), _IDLE_SECONDS * 6):
         os.environ.update(zip(_OWN, request, strict=False))
@@ -181,15 +187,54 @@ def _serve_cluster(base: socket.socket, listener: socket.socket, wanted: str, wo
             # A worker that needs it finds out, and reports it better.
             with contextlib.suppress(Exception):
                 importlib.import_module(name)
-        for _, command in _fork_each(server, (None, words), _IDLE_SECONDS):
+        for _, command in _fork_each(server, (None, words), _IDLE_SECONDS) if server is not None else ():
             gc.enable()
+            if "numpy.random" in sys.modules:
+                # Python's own generator has a new seed in every fork, and this one has not.
+                sys.modules["numpy.random"].seed()
             return command
     raise AssertionError("a child returns its command")
 
 
+def _preload(name: str, environment: Mapping[str, str]) -> str:
+    """Import a module that all workers then have; returns why that is no good, if it is not."""
+    import importlib
+    import importlib.util
+    import signal
+    import sysconfig
+
+    def stop(*_: object) -> NoReturn:
+        raise TimeoutError(f"importing it takes more than {_PRELOAD_SECONDS} s")
+
+    threads = len(os.listdir("/proc/self/task"))
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(_PRELOAD_SECONDS)
+    try:
+        found = importlib.util.find_spec(name.partition(".")[0])
+        origin = found.origin or "" if found is not None else ""
+        installed = [sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib")]
+        if found is not None and not any(origin.startswith(folder + os.sep) for folder in installed):
+            # It may be edited between two launches.
+            return f"it is not an installed package, but {origin or 'a folder'}"
+        importlib.import_module(name)
+    except BaseException as error:
+        return f"{type(error).__name__}: {error}"
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+    if len(os.listdir("/proc/self/task")) > threads:
+        return "it starts a thread when it is imported, and a fork has none of them"
+    if dict(os.environ) != environment:
+        return "it changes the environment when it is imported"
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        return "it opens a CUDA device when it is imported, which no fork can use"
+    return ""
+
+
 def _fork_each(
     listener: socket.socket, first: tuple[socket.socket | None, list[str]], idle_seconds: float
-) -> Iterator[tuple[socket.socket, list[str]]]:
+) -> Iterator[tuple[socket.socket | None, list[str]]]:
     """Fork a child for every request, and yield it there; the process itself ends with its raylet, or when idle."""
     import contextlib
     import gc
@@ -284,6 +329,6 @@ _codes: dict[str, types.CodeType] = {}
 if __name__ == "__main__" and sys.argv[1:2] == [_SERVE]:
     import socket
 
-    opened = [socket.socket(fileno=int(word)) for word in sys.argv[2:4]]
-    sys.argv = _serve_cluster(*opened, sys.argv[4], sys.argv[5:])
+    _base, _listener = (socket.socket(fileno=int(word)) for word in sys.argv[2:4])
+    sys.argv = _serve_cluster(_base, _listener, sys.argv[4], sys.argv[5:])
     run(sys.argv[0])
