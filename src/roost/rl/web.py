@@ -16,6 +16,7 @@ import http
 import json
 import logging
 import math
+import re
 import socket
 import threading
 from collections.abc import Awaitable, Callable, Mapping
@@ -149,6 +150,12 @@ class HttpServer:
         self.url: str = url_of(host, self._socket.getsockname()[1])
         """Where it listens: `http://10.0.0.7:20300`."""
         self._routes = dict(routes)
+        """By method and path; `*` in a path stands for anything."""
+        self._patterns = [
+            (method, re.compile(re.escape(path).replace(r"\*", ".+")), route)
+            for (method, path), route in routes.items()
+            if "*" in path
+        ]
         self._secret = secret
         self._shown_by_all = f"Bearer {secret}".encode()
         self._shown_by: dict[web.RequestHandler, bytes] = {}
@@ -285,9 +292,7 @@ class HttpServer:
         if (request.method, request.path) == ("GET", roost_proof.PATH):
             return self._prove(request)
         if (route := self._routes.get((request.method, request.path))) is None:
-            # A route that ends with `/*` answers all paths below it.
-            below = [key for key in self._routes if key[0] == request.method and key[1].endswith("/*")]
-            route = next((self._routes[key] for key in below if request.path.startswith(key[1][:-1])), None)
+            route = self._find_by_pattern(request.method, request.path)
         given = request.headers.get("Authorization", "").encode(errors="replace")
         is_member = hmac.compare_digest(given, self._shown_by.get(request.protocol, self._shown_by_all))
         is_member |= hmac.compare_digest(given, self._shown_by_all)
@@ -310,6 +315,12 @@ class HttpServer:
         finally:
             if not is_member and request.transport is not None:
                 self._strangers.arrive(request.protocol, request.transport.abort)
+
+    def _find_by_pattern(self, method: str, path: str) -> Route | None:
+        """Return the first route whose pattern this is, if the path can lead nowhere else."""
+        if {".", ".."} & {*path.split("/")}:
+            return None
+        return next((one for its, pattern, one in self._patterns if its == method and pattern.fullmatch(path)), None)
 
     def _prove(self, request: web.BaseRequest) -> web.Response:
         """Prove to a client that this server knows the secret, and note what the client then proves itself with."""
