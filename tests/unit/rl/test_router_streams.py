@@ -10,9 +10,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
-import textwrap
 import threading
 import time
 import urllib.parse
@@ -492,49 +489,8 @@ def test_what_traces_a_request_reaches_the_engine_and_its_id_comes_back(engine, 
     assert seen == [traced]
 
 
-PROCESS = """
-import json
-import sys
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-
-from roost.rl.engines.inside.roost_proof import NONCE, PATH, prove
-
-class Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-
-    def do_GET(self):
-        body = json.dumps(prove(sys.argv[1], self.headers[NONCE]) if self.path == PATH else {}).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def do_POST(self):
-        self.rfile.read(int(self.headers["Content-Length"]))
-        self.wfile.write(b"HTTP/1.1 200 OK\\r\\nTransfer-Encoding: chunked\\r\\n\\r\\n4\\r\\nhalf\\r\\n")
-        self.rfile.read()
-
-    def log_message(self, *args):
-        pass
-
-server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-print(server.server_port, flush=True)
-server.serve_forever()
-"""
-
-
-@pytest.fixture
-def process():
-    """An engine in a process of its own, which begins a stream and never ends it."""
-    command = [sys.executable, "-c", textwrap.dedent(PROCESS), ENGINE_SECRET]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
-        running.url = f"http://127.0.0.1:{int(running.stdout.readline())}"
-        yield running
-        running.kill()
-
-
-def test_an_engine_that_is_killed_in_the_middle_of_streams_breaks_each_of_them(process, engine, router, caplog):
-    other = engine()
+def test_an_engine_that_is_killed_in_the_middle_of_streams_breaks_each_of_them(begin_streams, engine, router, caplog):
+    other, process = engine(), begin_streams("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nhalf\r\n")
     behind = router(process)
     with contextlib.ExitStack() as clients:
         answers = [clients.enter_context(opened(behind)) for _ in range(8)]
