@@ -41,6 +41,8 @@ except ImportError as _error:
 _BACKLOG = 1024
 _LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 _CODES = {one.value: one.name.lower() for one in http.HTTPStatus} | {401: "invalid_api_key"}
+_KINDS = {401: "authentication_error"}
+"""Where litellm would take OpenAI's own type, `invalid_request_error`, for a bad request."""
 
 log: logging.Logger = logging.getLogger(__name__)
 # aiohttp reports what strangers garble, with tracebacks. The errors of handlers are reported here.
@@ -104,7 +106,7 @@ def error_response(
 
     Without a code it is the name of the status, such as `not_found`.
     """
-    kind = "server_error" if status >= 500 else "invalid_request_error"
+    kind = "server_error" if status >= 500 else _KINDS.get(status, "invalid_request_error")
     error = {"message": message, "type": kind, "code": code or _CODES.get(status, kind), **details}
     return web.json_response({"error": error}, status=status, headers=headers)
 
