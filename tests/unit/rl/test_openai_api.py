@@ -258,7 +258,9 @@ BAD = [
     ({"temperature": -1}, "a prompt cannot have temperature -1"),
     ({"top_p": 7}, "a prompt cannot have top_p 7"),
     ({"seed": 1.5}, "a seed is a whole number"),
-    ({"stop": [""]}, "stop is a text or a list of texts"),
+    ({"stop": [""]}, "stop is a text or a list: at most 16 texts"),
+    ({"stop": ["a"] * 17}, "at most 16 texts"),
+    ({"stop": "a" * 1001}, "each of 1 to 1000 characters"),
     ({"stop": 7}, "stop is 7: it is a text or a list"),
     ({"logprobs": 3}, "logprobs is 3: it is true or false"),
     ({"logprobs": True, "top_logprobs": 99}, "top_logprobs is 99: it is a whole number from 0 to 20"),
@@ -344,7 +346,7 @@ def test_a_client_that_stops_to_listen_frees_its_place(router, engine):
 
 
 def test_a_model_without_a_tokenizer_says_so_and_answers_tokens(folder, tmp_path):
-    with pytest.raises(ConfigError, match="there is no tokenizer in"):
+    with pytest.raises(ConfigError, match=f"the engine has no tokenizer: there is none in {tmp_path}"):
         TransformersEngine(folder, device="cpu", tokenizer=tmp_path).start(spec_here(SECRET))
     configuration = transformers.AutoConfig.from_pretrained(folder)
     for options, status in (({}, 400), ({"tokenizer": folder}, 200)):
@@ -356,7 +358,9 @@ def test_a_model_without_a_tokenizer_says_so_and_answers_tokens(folder, tmp_path
                 if status == 200:
                     assert asked().usage.completion_tokens == 1
                 else:
-                    with pytest.raises(openai.BadRequestError, match="the engine has no tokenizer"):
+                    with pytest.raises(
+                        openai.BadRequestError, match="the engine has no tokenizer: there is none in its model"
+                    ):
                         asked()
         finally:
             engine.stop(0)

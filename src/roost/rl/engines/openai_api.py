@@ -41,7 +41,7 @@ class OpenAIApi:
     """Answers requests of OpenAI's clients with what `submit` makes of their prompts.
 
     - `name`: of the model.
-    - `tokenizer`: a tokenizer of transformers; without one every request is refused, with what is missing.
+    - `tokenizer`: a tokenizer of transformers, or the ConfigError that then refuses every request.
     - `most_tokens`: how many tokens the model takes in all.
     """
 

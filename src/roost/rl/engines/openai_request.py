@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
+import os
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -17,6 +18,9 @@ from roost.text import did_you_mean, error_text, shorten
 
 _MOST_SAMPLES = 1024
 _MOST_PROBABLE = 20
+_MOST_STOPS = 16
+_LONGEST_STOP = 1000
+"""Each is looked for after every token, in the thread that generates for all."""
 _COMPLETION_TOKENS = 16
 """How long a completion is that does not say so, as OpenAI has it."""
 _CHAT_TOKENS = 256
@@ -82,6 +86,7 @@ class OpenAIReader:
 
     def __init__(self, tokenizer: Any, most_tokens: int | None) -> None:
         self._tokenizer = tokenizer
+        """Or why there is none."""
         self._most_tokens = most_tokens
         """How many tokens the model takes in all."""
         # The tokenizers of transformers change their settings during a call.
@@ -93,9 +98,8 @@ class OpenAIReader:
             raise ConfigError(f"the body is a JSON object, not {shorten(json.dumps(body))}")
         given = {name: value for name, value in body.items() if value is not None}
         _check_names(given, is_chat)
-        if self._tokenizer is None:
-            hint = "give the engine a tokenizer, or send tokens to POST /generate"
-            raise ConfigError("the engine has no tokenizer: there is none in the folder of its model", hint=hint)
+        if isinstance(self._tokenizer, ConfigError):
+            raise self._tokenizer.with_traceback(None)
         with self._one_at_a_time:
             every = [self._render(given)] if is_chat else self._tokens_of(_get(given, "prompt", object, ""))
         for name in ("temperature", "top_p"):
@@ -113,8 +117,9 @@ class OpenAIReader:
             raise ConfigError(f"a request is for {most} samples: at most {_MOST_SAMPLES}")
         stops = _get(given, "stop", (str, list), [])
         stops = [stops] if isinstance(stops, str) else stops
-        if not all(isinstance(one, str) and one for one in stops):
-            raise ConfigError("stop is a text or a list of texts, none of which is empty")
+        if len(stops) > _MOST_STOPS or not all(isinstance(one, str) and 0 < len(one) <= _LONGEST_STOP for one in stops):
+            sizes = f"at most {_MOST_STOPS} texts, each of 1 to {_LONGEST_STOP} characters"
+            raise ConfigError(f"stop is a text or a list: {sizes}")
         usage = _get(_get(given, "stream_options", dict, {}), "include_usage", bool, False)
         return OpenAIRequest(
             is_chat=is_chat,
@@ -175,15 +180,14 @@ class OpenAIReader:
 
 
 def load_tokenizer(given: Any, model: Any) -> Any:
-    """Return a tokenizer: the one given, that of a folder, or else that in the folder of the model; None without."""
-    if given is not None and not isinstance(given, str | Path):
+    """Return a tokenizer: the one given, that of a folder, or else that in the folder of the model; or ConfigError."""
+    if given is not None and not isinstance(given, str | os.PathLike):
         return given
-    folder = Path(given) if given is not None else Path(model) if isinstance(model, str | Path) else None
+    folder = next((Path(one) for one in (given, model) if isinstance(one, str | os.PathLike)), None)
     files = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
     if folder is None or not any((folder / name).is_file() for name in files):
-        if given is not None:
-            raise ConfigError(f"there is no tokenizer in {folder}")
-        return None
+        hint = "give the engine tokenizer=, or send tokens to POST /generate"
+        raise ConfigError(f"the engine has no tokenizer: there is none in {folder or 'its model'}", hint=hint)
     try:
         return importlib.import_module("transformers").AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except Exception as error:

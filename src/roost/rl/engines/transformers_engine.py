@@ -116,7 +116,13 @@ class TransformersEngine:
             server = HttpServer(spec.address, spec.port, routes, secret=spec.secret, name=name)
             try:
                 self._model = _load(self._given, self._dtype, self._device, self._seed)
-                tokenizer = load_tokenizer(self._tokenizer, self._given)
+                try:
+                    tokenizer = load_tokenizer(self._tokenizer, self._given)
+                except ConfigError as error:
+                    if self._tokenizer is not None:
+                        raise
+                    # Who sends tokens needs none.
+                    tokenizer = error
                 self._api = OpenAIApi(self._name, tokenizer, _most_tokens(self._model), self._submit)
                 ends = self._model.generation_config.eos_token_id
                 self._stops = frozenset() if ends is None else frozenset([ends] if isinstance(ends, int) else ends)
