@@ -22,6 +22,7 @@ from language_models import save_chat_model
 from roost.errors import ConfigError
 from roost.rl.engines import TransformersEngine
 from roost.rl.router import Router, RouterOptions
+from routing import ENGINE_SECRET
 from waiting import wait_until
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
@@ -441,3 +442,35 @@ def test_litellm_asks_a_hundred_at_once(ask):
     with ThreadPoolExecutor(100) as pool:
         answers = list(pool.map(lambda _: ask().choices[0].message.content, range(100)))
     assert answers == [HELLO] * 100
+
+
+@of_litellm
+def test_litellm_gives_up_when_it_is_told_to(ask, engine, litellm):
+    held = threading.Event()
+    hook = engine.accept().register_forward_pre_hook(lambda *_: held.wait(LONG) and None)
+    try:
+        with pytest.raises(litellm.Timeout):
+            ask(timeout=0.3, max_retries=0)
+    finally:
+        held.set()
+        hook.remove()
+
+
+@of_litellm
+def test_an_engine_that_is_killed_in_mid_stream_is_an_api_error_of_litellm(litellm, begin_streams):
+    chunk = {"id": "1", "object": "chat.completion.chunk", "created": 1, "model": "tiny"}
+    event = f"data: {json.dumps({**chunk, 'choices': [{'index': 0, 'delta': {'content': 'Hel'}}]})}\n\n"
+    head = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+    process, router = begin_streams(f"{head}{len(event):x}\r\n{event}\r\n"), Router("127.0.0.1", 0)
+    router.start()
+    try:
+        router.join(process.url, ENGINE_SECRET)
+        stream = litellm.completion(
+            **ASKED | {"model": "openai/tiny"}, api_base=f"{router.url}/v1", api_key=router.secret, stream=True
+        )
+        assert next(stream).choices[0].delta.content == "Hel"
+        process.kill()
+        with pytest.raises(openai.APIError, match="broke a stream"):
+            list(stream)
+    finally:
+        router.stop()
