@@ -89,6 +89,8 @@ class OpenAIApi:
                 return await self._stream(request, asked, head, parts, every)
             samples = [sample for some in await every for sample in some]
             return web.json_response(self._whole(asked, head, parts, samples))
+        except ConnectionError:
+            return error_response(499, "the client is gone")
         finally:
             for one in answers:
                 one.cancel()
