@@ -60,7 +60,7 @@ demo-llm:
 test-engines:
 	@$(MAKE) --no-print-directory VENV=$(VENV)-llm $(VENV)-llm/.installed-llm
 	@echo "== tests with real engines"
-	@$(VENV)-llm/bin/pytest --durations=10 tests/engines tests/unit/rl/test_transformers_engine.py
+	@$(VENV)-llm/bin/pytest --durations=10 tests/engines tests/unit/rl/test_transformers_engine.py tests/unit/rl/test_openai_api.py
 
 # mypy takes one core for a while, and the tests wait for processes now and then.
 test: $(VENV)/.installed-dev
@@ -189,10 +189,10 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 		echo "   $(TORCH) is not available: the example with torch.distributed is not tested (make TORCH=torch test takes any)"
 	@touch $@
 
-# torchvision and the like are built for CUDA, and break torch's build for CPUs; text models do without them.
+# litellm passes tools on only with mcp. torchvision and the like are built for CUDA, and break torch's build for CPUs; text models do without them.
 $(VENV)/.installed-llm: $(VENV)/.installed
 	@echo "== installing vLLM into $(VENV), which takes some minutes"
-	@$(INSTALL) '$(VLLM)' 'transformers>=5' pytest hypothesis
+	@$(INSTALL) '$(VLLM)' 'transformers>=5' pytest hypothesis openai litellm mcp
 	@$(UNINSTALL) torchvision torchaudio torchcodec
 	@touch $@
 

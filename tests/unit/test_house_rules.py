@@ -194,6 +194,7 @@ TIME_OF_DAY = {
     "doctor/cluster_facts.py": "compares the clocks of nodes",
     "doctor/machine_facts.py": "compares the clocks of nodes, and the age of a local cluster, for people",
     "machine/disks.py": "the age of files",
+    "rl/engines/openai_api.py": "when an answer was made, which OpenAI's API tells",
     "runtime/events/emitter.py": "the time of day that a process's events begin with, for people",
     "runtime/events/sampler.py": "the time of day that a node's samples begin with, for people",
     "runtime/failures/failure.py": "when a worker failed, for people",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import itertools
 import time
 from collections.abc import Callable, Collection
@@ -48,12 +49,16 @@ class EnginePool:
         self._ill_since: dict[str, float] = {}
         self._last_picks: dict[str, int] = {}
         self._picks = itertools.count(1)
+        self._seats: dict[str, int] = {}
+        """A number for each engine. One that joins takes the lowest that is free: a restarted one its own again."""
         self.changed: asyncio.Event = asyncio.Event()
         """Set, and replaced by a new event, when an engine joins, leaves, or turns healthy or unhealthy."""
 
     def join(self, url: str) -> None:
         """Add an engine; it gets requests once it is marked healthy. A known engine keeps its state."""
         engine = self._engines.setdefault(url, EngineState(url=url))
+        if url not in self._seats:
+            self._seats[url] = min({*range(len(self._seats) + 1)} - {*self._seats.values()})
         if engine.is_leaving or engine.is_dead:
             # It may be another process at the same address: what is known about the old one says nothing.
             self._engines[url] = replace(engine, is_leaving=False, is_dead=False, healthy=False, why=_NOT_CHECKED)
@@ -64,6 +69,7 @@ class EnginePool:
         """Send an engine no more requests, and forget it after its last one; False if it is unknown."""
         if url not in self._engines:
             return False
+        self._seats.pop(url, None)
         self._update(replace(self._engines[url], is_leaving=True))
         self.wake()
         return True
@@ -75,14 +81,18 @@ class EnginePool:
             self._ill_since.setdefault(url, self._clock())
             self.wake()
 
-    def pick(self, excluding: Collection[str] = ()) -> str | None:
+    def pick(self, excluding: Collection[str] = (), session: str = "") -> str | None:
         """Return the healthy engine with the fewest requests, or None; ties go to the least recently used.
 
-        The engine counts as serving one more request until `done`.
+        A session has the same engine each time, and another one only while that cannot serve; other sessions stay
+        where they are. The engine counts as serving one more request until `done`.
         """
         if not (able := self._able(excluding)):
             return None
-        engine = min(able, key=lambda one: (one.busy, self._last_picks.get(one.url, 0)))
+        if session:
+            engine = max(able, key=lambda one: _weigh(session, self._seats[one.url]))
+        else:
+            engine = min(able, key=lambda one: (one.busy, self._last_picks.get(one.url, 0)))
         self._last_picks[engine.url] = next(self._picks)
         self._update(replace(engine, busy=engine.busy + 1))
         return engine.url
@@ -139,3 +149,8 @@ class EnginePool:
             del self._engines[engine.url]
             self._last_picks.pop(engine.url, None)
             self._ill_since.pop(engine.url, None)
+
+
+def _weigh(session: str, seat: int) -> bytes:
+    """Return how much a session belongs to a seat: the same number in every process, and unlike any other session's."""
+    return hashlib.blake2b(f"{seat}:{session}".encode(errors="surrogateescape"), digest_size=8).digest()

@@ -52,7 +52,14 @@ _ENGINE_HEADER = "X-Roost-Engine"
 _OWN_PATHS = ("/health", "/engines")
 _MODELS = "/v1/models"
 _TAKEN_OVER = ("Accept", "Content-Type", "X-Request-Id", "traceparent", "tracestate")
-_PATH = re.compile(r"(GET|POST) (/[A-Za-z0-9._~/-]+)")
+_NEVER_TAKEN_OVER = re.compile(
+    r"(proxy-)?authorization|(proxy-)?connection|content-(length|encoding)|expect|host|keep-alive|te|trailer|"
+    r"transfer-encoding|upgrade|x-roost-.*",
+    re.IGNORECASE,
+)
+"""Headers that are secrets, or say how this connection is used."""
+_HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+_PATH = re.compile(r"(GET|POST) (/[A-Za-z0-9._~/*-]+)")
 _URL = re.compile(r"http://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+(?:%[A-Za-z0-9._-]+)?\]):([0-9]{1,5})")
 _GAPS = (b"\n\n", b"\r\n\r\n", b"\r\r")
 """What an event of a stream ends with."""
@@ -73,10 +80,19 @@ class RouterOptions:
         "POST /generate",
         "POST /v1/completions",
         "POST /v1/chat/completions",
+        "POST /v1/responses",
+        "POST /v1/embeddings",
         "POST /inference/v1/generate",
         "GET /v1/models",
     )
-    """The requests that engines answer, each a method and a path; with `GET /v1/models` also that of one model."""
+    """The requests that engines answer, each a method and a path; with `GET /v1/models` also that of one model.
+
+    `*` in a path stands for anything: `GET /v1/responses/*`.
+    """
+    headers: tuple[str, ...] = ()
+    """Headers of requests that engines get, too, besides those that describe the body and trace the request."""
+    session_header: str = "X-SMG-Routing-Key"
+    """Requests with the same value of this header go to the same engine while that can serve; empty for none."""
     check_seconds: float = 0.5
     """How long it waits between two checks of an engine."""
     check_timeout: float = 2.0
@@ -98,6 +114,12 @@ class RouterOptions:
                 raise ConfigError(f"{shorten(repr(path))} is not GET or POST and a path", hint="as in POST /generate")
             if match[2] in _OWN_PATHS:
                 raise ConfigError(f"the router answers {path} itself: no engine can")
+        for name in (*self.headers, *([self.session_header] if self.session_header != "" else ())):
+            if not (isinstance(name, str) and _HEADER.fullmatch(name)):
+                raise ConfigError(f"{shorten(repr(name))} is not the name of a header", hint="as in X-Session-Id")
+        for name in self.headers:
+            if _NEVER_TAKEN_OVER.fullmatch(name):
+                raise ConfigError(f"the header {name} is between the client and the router: no engine gets it")
 
 
 @dataclass(slots=True, eq=False)
@@ -311,11 +333,11 @@ class Router:
             task.cancel()
 
     async def _forward(self, request: web.BaseRequest) -> web.StreamResponse:
-        return await self._send_to_engine(request, await _read_request(request))
+        return await self._send_to_engine(request, await self._read_request(request))
 
     async def _answer_model(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer for one model from what an engine says of all: not every server knows the path."""
-        name, sent = request.path.removeprefix(f"{_MODELS}/"), await _read_request(request)
+        name, sent = request.path.removeprefix(f"{_MODELS}/"), await self._read_request(request)
         answer = await self._send_to_engine(request, replace(sent, target=_MODELS, takes_stream=False))
         if answer.status != 200 or not isinstance(answer, web.Response) or not isinstance(answer.body, bytes):
             return answer
@@ -336,10 +358,11 @@ class Router:
         if not 0 < seconds < math.inf:
             raise ConfigError(f"{TIMEOUT_HEADER} is {shorten(repr(header))}: it is a number of seconds above 0")
         deadline = asyncio.get_running_loop().time() + seconds
+        session = request.headers.get(self._options.session_header, "")
         failures: dict[str, str] = {}
         refusing: set[str] = set()
         broken: dict[str, str] = {}
-        while (url := await self._pick(refusing, deadline)) is not None:
+        while (url := await self._pick(refusing, session, deadline)) is not None:
             # Unless something else happens the client goes away, which cancels this task.
             outcome: Outcome = "cancelled"
             asked = time.monotonic()
@@ -382,11 +405,11 @@ class Router:
         is_late = asyncio.get_running_loop().time() >= deadline
         return self._refusal(failures, f" within {seconds:g} s" if is_late else "")
 
-    async def _pick(self, refusing: Collection[str], deadline: float) -> str | None:
+    async def _pick(self, refusing: Collection[str], session: str, deadline: float) -> str | None:
         """Pick an engine that has not refused the request; if none is healthy, wait for one until the deadline."""
         while not self._is_stopping:
             changed = self._pool.changed
-            if (url := self._pool.pick(refusing)) is not None:
+            if (url := self._pool.pick(refusing, session)) is not None:
                 return url
             if refusing and not self._pool.has_more(refusing):
                 return None
@@ -490,6 +513,30 @@ class Router:
             break_off(request)
         return outcome, response
 
+    async def _read_request(self, request: web.BaseRequest) -> EngineRequest:
+        """Make what an engine gets: never the client's Authorization, since the router shows its own."""
+        retry = request.headers.get(RETRY_HEADER, "yes")
+        if retry not in ("yes", "no"):
+            raise ConfigError(f"{RETRY_HEADER} is {shorten(repr(retry))}: it is yes or no")
+        headers = {
+            name: value
+            for name in (*_TAKEN_OVER, *self._options.headers)
+            # The secret may be in any header, as a key that another server would take.
+            if (value := ", ".join(request.headers.getall(name, ()))) and self.secret not in value
+        }
+        if request.method == "POST":
+            headers.setdefault("Content-Type", "application/json")
+        return EngineRequest(
+            method=request.method,
+            # As the client wrote it: decoded once more, it could be another path.
+            target=request.rel_url.raw_path + (f"?{query}" if (query := request.rel_url.raw_query_string) else ""),
+            headers=headers,
+            body=await request.read(),
+            is_repeatable=retry == "yes",
+            # The end of a stream to an older client is the end of its connection, also if the stream breaks.
+            takes_stream=request.version >= aiohttp.HttpVersion11,
+        )
+
     def _refusal(self, failures: dict[str, str], within: str) -> web.Response:
         found = {one.url: "is leaving" if one.is_leaving else one.why for one in self._pool.states()} | failures
         reasons = [{"url": url, "why": why or "was not asked"} for url, why in found.items()]
@@ -519,22 +566,3 @@ class Router:
         elif not self.leave(url):
             return error_response(404, f"engine {url} is not known")
         return web.json_response({"url": url})
-
-
-async def _read_request(request: web.BaseRequest) -> EngineRequest:
-    """Make what an engine gets: never the client's Authorization, since the router shows its own."""
-    retry = request.headers.get(RETRY_HEADER, "yes")
-    if retry not in ("yes", "no"):
-        raise ConfigError(f"{RETRY_HEADER} is {shorten(repr(retry))}: it is yes or no")
-    headers = {name: request.headers[name] for name in _TAKEN_OVER if name in request.headers}
-    if request.method == "POST":
-        headers.setdefault("Content-Type", "application/json")
-    return EngineRequest(
-        method=request.method,
-        target=request.path + (f"?{query}" if (query := request.rel_url.raw_query_string) else ""),
-        headers=headers,
-        body=await request.read(),
-        is_repeatable=retry == "yes",
-        # The end of a stream to an older client is the end of its connection, also if the stream breaks.
-        takes_stream=request.version >= aiohttp.HttpVersion11,
-    )

@@ -16,6 +16,7 @@ import http
 import json
 import logging
 import math
+import re
 import socket
 import threading
 from collections.abc import Awaitable, Callable, Mapping
@@ -40,6 +41,8 @@ except ImportError as _error:
 _BACKLOG = 1024
 _LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 _CODES = {one.value: one.name.lower() for one in http.HTTPStatus} | {401: "invalid_api_key"}
+_KINDS = {401: "authentication_error"}
+"""Where litellm would take OpenAI's own type, `invalid_request_error`, for a bad request."""
 
 log: logging.Logger = logging.getLogger(__name__)
 # aiohttp reports what strangers garble, with tracebacks. The errors of handlers are reported here.
@@ -103,7 +106,7 @@ def error_response(
 
     Without a code it is the name of the status, such as `not_found`.
     """
-    kind = "server_error" if status >= 500 else "invalid_request_error"
+    kind = "server_error" if status >= 500 else _KINDS.get(status, "invalid_request_error")
     error = {"message": message, "type": kind, "code": code or _CODES.get(status, kind), **details}
     return web.json_response({"error": error}, status=status, headers=headers)
 
@@ -149,6 +152,12 @@ class HttpServer:
         self.url: str = url_of(host, self._socket.getsockname()[1])
         """Where it listens: `http://10.0.0.7:20300`."""
         self._routes = dict(routes)
+        """By method and path; `*` in a path stands for anything."""
+        self._patterns = [
+            (method, re.compile(re.escape(path).replace(r"\*", ".+")), route)
+            for (method, path), route in routes.items()
+            if "*" in path
+        ]
         self._secret = secret
         self._shown_by_all = f"Bearer {secret}".encode()
         self._shown_by: dict[web.RequestHandler, bytes] = {}
@@ -285,9 +294,7 @@ class HttpServer:
         if (request.method, request.path) == ("GET", roost_proof.PATH):
             return self._prove(request)
         if (route := self._routes.get((request.method, request.path))) is None:
-            # A route that ends with `/*` answers all paths below it.
-            below = [key for key in self._routes if key[0] == request.method and key[1].endswith("/*")]
-            route = next((self._routes[key] for key in below if request.path.startswith(key[1][:-1])), None)
+            route = self._find_by_pattern(request.method, request.path)
         given = request.headers.get("Authorization", "").encode(errors="replace")
         is_member = hmac.compare_digest(given, self._shown_by.get(request.protocol, self._shown_by_all))
         is_member |= hmac.compare_digest(given, self._shown_by_all)
@@ -310,6 +317,12 @@ class HttpServer:
         finally:
             if not is_member and request.transport is not None:
                 self._strangers.arrive(request.protocol, request.transport.abort)
+
+    def _find_by_pattern(self, method: str, path: str) -> Route | None:
+        """Return the first route whose pattern this is, if the path can lead nowhere else."""
+        if {".", ".."} & {*path.split("/")}:
+            return None
+        return next((one for its, pattern, one in self._patterns if its == method and pattern.fullmatch(path)), None)
 
     def _prove(self, request: web.BaseRequest) -> web.Response:
         """Prove to a client that this server knows the secret, and note what the client then proves itself with."""

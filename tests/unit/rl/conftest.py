@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
+import sys
+import textwrap
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -76,3 +79,49 @@ def aside():
     """Threads that run next to the test."""
     with ThreadPoolExecutor(max_workers=32) as pool:
         yield pool
+
+
+STREAMING = """
+import json
+import sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from roost.rl.engines.inside.roost_proof import NONCE, PATH, prove
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self):
+        body = json.dumps(prove(sys.argv[1], self.headers[NONCE]) if self.path == PATH else {}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.wfile.write(sys.argv[2].encode())
+        self.rfile.read()
+
+    def log_message(self, *args):
+        pass
+
+server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+print(server.server_port, flush=True)
+server.serve_forever()
+"""
+
+
+@pytest.fixture
+def begin_streams():
+    """Starts engines in processes of their own, which begin each answer as they are told, and never end it."""
+    with contextlib.ExitStack() as stack:
+
+        def started(answer):
+            command = [sys.executable, "-c", textwrap.dedent(STREAMING), ENGINE_SECRET, answer]
+            running = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+            stack.callback(running.kill)
+            running.url = f"http://127.0.0.1:{int(running.stdout.readline())}"
+            return running
+
+        yield started

@@ -12,6 +12,7 @@ from roost.errors import CallTimedOut, ClusterError
 from roost.rl.engines import Prompt, VersionSpan
 from roost.rl.engines import generation as generation_module
 from roost.rl.engines.generation import Generation
+from roost.rl.engines.token_batch import Drawn
 from waiting import wait_until
 
 LONG = 60.0
@@ -56,7 +57,7 @@ class CountingBatch:
         for row in rows:
             row[1] += 1
         self.steps.append([tuple(row) for row in rows])
-        return [(999 + count, -0.5) for _, count in rows]
+        return [Drawn(999 + count, -0.5) for _, count in rows]
 
     def hold(self, after):
         """Stop before the step after so many."""

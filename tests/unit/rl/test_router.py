@@ -181,6 +181,56 @@ def test_a_change_wakes_those_that_wait_for_one(change):
     assert not pool.changed.is_set(), "the next change has its own event"
 
 
+SESSIONS = [f"session {number}" for number in range(300)]
+
+
+def places(pool):
+    """The engine of each session."""
+    return {session: pool.pick(session=session) for session in SESSIONS}
+
+
+def test_a_session_keeps_its_engine_however_busy_it_is_and_sessions_spread_over_all():
+    pool = healthy_pool("a", "b", "c")
+    before = places(pool)
+    assert places(pool) == before == places(healthy_pool("a", "b", "c")), "also after a restart of the router"
+    assert all(60 < list(before.values()).count(url) < 140 for url in "abc")
+
+
+@pytest.mark.parametrize(
+    "lose", [lambda pool: pool.mark("b", False), lambda pool: pool.bury("b", "died"), lambda pool: pool.leave("b")]
+)
+def test_only_the_sessions_of_an_engine_that_cannot_serve_move(lose):
+    pool = healthy_pool("a", "b", "c")
+    before = places(pool)
+    lose(pool)
+    after = places(pool)
+    moved = {after[session] for session in SESSIONS if before[session] == "b"}
+    assert moved == {"a", "c"}
+    assert [after[one] for one in SESSIONS if before[one] != "b"] == [
+        before[one] for one in SESSIONS if before[one] != "b"
+    ]
+    assert places(pool) == after
+
+
+def test_sessions_come_back_to_an_engine_that_is_well_again_or_that_was_restarted_at_another_address():
+    pool = healthy_pool("a", "b", "c")
+    before = places(pool)
+    pool.mark("b", False)
+    pool.mark("b", True)
+    assert places(pool) == before
+    pool.bury("b", "died")
+    pool.leave("b")
+    pool.join("d")
+    pool.mark("d", True)
+    assert places(pool) == {session: "d" if url == "b" else url for session, url in before.items()}
+
+
+def test_an_engine_that_refused_a_request_of_its_session_is_passed_over():
+    pool = healthy_pool("a", "b")
+    (first,) = {pool.pick(session="s") for _ in range(3)}
+    assert {pool.pick({first}, "s")} == {"a", "b"} - {first}
+
+
 class Pools(RuleBasedStateMachine):
     """Any order of events, on a pool and on a plain model of it."""
 
@@ -669,8 +719,8 @@ def seen_waiting(router):
     """Return an event that is set when a request finds no engine and waits for one."""
     waits, pick = threading.Event(), router._pool.pick
 
-    def watched(excluding):
-        if (url := pick(excluding)) is None:
+    def watched(*asked):
+        if (url := pick(*asked)) is None:
             waits.set()
         return url
 

@@ -10,9 +10,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
-import textwrap
 import threading
 import time
 import urllib.parse
@@ -139,6 +136,37 @@ def test_a_router_forwards_the_paths_that_it_is_given_and_no_others(engine, rout
     assert ask(behind.url, "GET", "/health") == (200, {"healthy": 1, "engines": 1})
 
 
+def test_a_star_in_a_path_stands_for_anything_and_leads_nowhere_else(engine, router):
+    def echo(handler):
+        OddEngine.say(handler, 200, json.dumps(handler.path).encode())
+
+    one = engine(OddEngine(echo, lambda handler: (OddEngine.well if handler.path == "/health" else echo)(handler)))
+    behind = router(one, paths=("GET /v1/responses/*", "POST /v1/responses/*/cancel"))
+    for method, path in [
+        ("GET", "/v1/responses/one"),
+        ("GET", "/v1/responses/one/input_items?after=2"),
+        ("GET", "/v1/responses/a%2Fb%20c"),
+        ("GET", "/v1/responses/%252e%252e/pause"),
+        ("POST", "/v1/responses/one/cancel"),
+    ]:
+        assert ask(behind.url, method, path) == (200, path)
+    for method, path in [
+        ("GET", "/v1/responses/"),
+        ("POST", "/v1/responses/one"),
+        ("POST", "/v1/responses//cancel/more"),
+        ("GET", "/v1/responses/../../pause"),
+        ("GET", "/v1/responses/%2e%2E/pause"),
+        ("GET", "/v1/responses/a%2F..%2F..%2Fpause"),
+        ("GET", "/v1/responses/./x"),
+        ("GET", "/v1/responsesXone"),
+    ]:
+        assert ask(behind.url, method, path)[0] == 404
+    everything = router(one, paths=("GET /*", "POST /*"))
+    assert ask(everything.url, "GET", "/health") == (200, {"healthy": 1, "engines": 1})
+    assert isinstance(ask(everything.url, "GET", "/engines")[1], list), "its own paths stay its own"
+    assert ask(everything.url, "POST", "/engines", {"url": "nothing"})[0] == 400
+
+
 @pytest.mark.parametrize("path", ["/generate", "DELETE /generate", "POST generate", "POST /a?b=c", "POST /a b", ""])
 def test_what_is_not_a_method_and_a_path_is_refused(path):
     with pytest.raises(ConfigError, match="is not GET or POST and a path"):
@@ -149,6 +177,61 @@ def test_what_is_not_a_method_and_a_path_is_refused(path):
 def test_the_router_s_own_paths_are_not_the_engines(path):
     with pytest.raises(ConfigError, match=f"the router answers {path} itself"):
         RouterOptions(paths=(path,))
+
+
+def test_an_engine_gets_the_headers_that_are_listed_but_no_secret(engine, router):
+    seen = []
+
+    def note(handler):
+        seen.append({name: handler.headers[name] for name in theirs})
+        OddEngine.say(handler, 200, b"{}")
+
+    theirs = {"X-Session-Id": "7", "x-key": f"key {SECRET}", "X-Other": "no"}
+    behind = router(engine(OddEngine(note)), headers=("x-session-id", "X-Key"))
+    assert ask(behind.url, "POST", "/v1/completions", {}, OURS | theirs) == (200, {})
+    assert seen == [{"X-Session-Id": "7", "x-key": None, "X-Other": None}]
+
+
+@pytest.mark.parametrize("name", ["Authorization", "proxy-authorization", "Host", "Content-Length", "X-Roost-Nonce"])
+def test_headers_that_are_the_router_s_own_are_never_passed_on(name):
+    with pytest.raises(ConfigError, match=f"the header {name} is between the client and the router"):
+        RouterOptions(headers=(name,))
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a:", "é", None, 7, b"x", "a\r\nb"])
+@pytest.mark.parametrize("option", ["headers", "session_header"])
+def test_what_is_not_the_name_of_a_header_is_refused(name, option):
+    if (option, name) == ("session_header", ""):
+        return
+    with pytest.raises(ConfigError, match="is not the name of a header"):
+        RouterOptions(**{option: (name,) if option == "headers" else name})
+
+
+def test_a_session_stays_at_its_engine_and_outlives_it(engine, router):
+    engines = [engine() for _ in range(3)]
+    behind = router(*engines)
+
+    def places():
+        found = {}
+        for number in range(24):
+            headers = OURS | {"X-SMG-Routing-Key": f"agent {number}"}
+            with contextlib.closing(connect(behind.url)) as connection:
+                connection.request("POST", "/generate", json.dumps(REQUEST), headers)
+                answer = connection.getresponse()
+                assert (answer.status, bool(answer.read())) == (200, True)
+                found[number] = answer.getheader("X-Roost-Engine")
+        return found
+
+    before = places()
+    assert places() == before
+    lost = engines[1]
+    assert lost.url in before.values()
+    lost.stop()
+    after = places()
+    assert lost.url not in after.values()
+    assert {number: after[number] for number in after if before[number] != lost.url} == {
+        number: url for number, url in before.items() if url != lost.url
+    }
 
 
 def test_an_open_router_shows_the_engine_its_own_secret_whatever_the_client_shows(engine, router):
@@ -406,49 +489,8 @@ def test_what_traces_a_request_reaches_the_engine_and_its_id_comes_back(engine, 
     assert seen == [traced]
 
 
-PROCESS = """
-import json
-import sys
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-
-from roost.rl.engines.inside.roost_proof import NONCE, PATH, prove
-
-class Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-
-    def do_GET(self):
-        body = json.dumps(prove(sys.argv[1], self.headers[NONCE]) if self.path == PATH else {}).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def do_POST(self):
-        self.rfile.read(int(self.headers["Content-Length"]))
-        self.wfile.write(b"HTTP/1.1 200 OK\\r\\nTransfer-Encoding: chunked\\r\\n\\r\\n4\\r\\nhalf\\r\\n")
-        self.rfile.read()
-
-    def log_message(self, *args):
-        pass
-
-server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-print(server.server_port, flush=True)
-server.serve_forever()
-"""
-
-
-@pytest.fixture
-def process():
-    """An engine in a process of its own, which begins a stream and never ends it."""
-    command = [sys.executable, "-c", textwrap.dedent(PROCESS), ENGINE_SECRET]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
-        running.url = f"http://127.0.0.1:{int(running.stdout.readline())}"
-        yield running
-        running.kill()
-
-
-def test_an_engine_that_is_killed_in_the_middle_of_streams_breaks_each_of_them(process, engine, router, caplog):
-    other = engine()
+def test_an_engine_that_is_killed_in_the_middle_of_streams_breaks_each_of_them(begin_streams, engine, router, caplog):
+    other, process = engine(), begin_streams("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nhalf\r\n")
     behind = router(process)
     with contextlib.ExitStack() as clients:
         answers = [clients.enter_context(opened(behind)) for _ in range(8)]
@@ -625,7 +667,7 @@ def test_a_client_that_goes_away_while_it_waits_for_an_engine_is_forgotten(engin
     behind = router()
     seen = threading.Event()
     pick = behind._pool.pick
-    behind._pool.pick = lambda excluding: seen.set() or pick(excluding)
+    behind._pool.pick = lambda *asked: seen.set() or pick(*asked)
     with begin(behind.url, b"Content-Length: 0\r\n\r\n"):
         assert seen.wait(LONG)
     wait_until(lambda: not behind._server._requests, "its request is over")

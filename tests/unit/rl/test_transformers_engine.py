@@ -296,8 +296,8 @@ def test_each_row_of_a_batch_is_drawn_in_its_own_way(plain):
     choices = [Choice(**one) for one in (greedy, drawn, last)]
     made = TokenBatch(plain[0]).start([prefix] * 3, choices)
     both = own[[7, 9]].log_softmax(0).tolist()
-    assert [token for token, _ in made] == [int(own.argmax()), 7, 9]
-    assert [logprob for _, logprob in made] == pytest.approx([float(own.max()), *both], abs=1e-4)
+    assert [one.token for one in made] == [int(own.argmax()), 7, 9]
+    assert [one.logprob for one in made] == pytest.approx([float(own.max()), *both], abs=1e-4)
 
 
 def test_a_seed_gives_the_same_samples_and_no_two_samples_are_the_same(start):

@@ -11,11 +11,12 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
 from random import Random
+from typing import Protocol
 
 from roost.errors import CallTimedOut, ClusterError
 from roost.rl.engine import PauseMode
 from roost.rl.engines.samples import Finish, Prompt, Sample, VersionSpan
-from roost.rl.engines.token_batch import Choice, TokenBatch
+from roost.rl.engines.token_batch import Choice, Drawn, TokenBatch
 from roost.rl.limits import WEIGHTS_SECONDS
 from roost.text import error_text
 
@@ -27,14 +28,39 @@ _STARTED_TOKENS = 8192
 log: logging.Logger = logging.getLogger(__name__)
 
 
+class Listener(Protocol):
+    """Hears of each token of a request as it is made, in the thread that makes it."""
+
+    most_probable: int
+    """How many of the most probable tokens it wants to know besides each."""
+
+    def hear(self, index: int, drawn: Drawn) -> bool:
+        """Hear a token of a sample that is not a stop token; returns whether the sample ends with it."""
+        ...
+
+    def end(self, index: int, why: Finish) -> None:
+        """Hear that a sample has ended."""
+        ...
+
+
 @dataclass(eq=False, slots=True)
 class _Request:
     """A prompt, and the samples that it has so far."""
 
     prompt: Prompt
     stops: frozenset[int]
+    listener: Listener | None
     samples: dict[int, Sample] = field(default_factory=dict)
     answer: Future[list[Sample]] = field(default_factory=Future)
+
+    @contextlib.contextmanager
+    def telling(self) -> Iterator[Listener | None]:
+        """Tell the listener something: if that raises, this request fails, and no other."""
+        try:
+            yield self.listener
+        except Exception as error:
+            log.exception("a request's tokens could not be told")
+            self.fail(ClusterError(f"the engine could not answer: {error_text(error)}"))
 
     def fail(self, error: ClusterError) -> None:
         # The client may be gone, or another sequence has failed.
@@ -58,18 +84,21 @@ class _Sequence:
         """All tokens that it has."""
         return (*self.request.prompt.tokens, *self.tokens)
 
-    def take(self, token: int, logprob: float, version: int) -> bool:
+    def take(self, drawn: Drawn, version: int) -> bool:
         """Append a token; returns whether the sample has ended."""
-        if not math.isfinite(logprob):
+        if not math.isfinite(drawn.logprob):
             self.request.fail(ClusterError("the model's logits are not numbers"))
             return True
         start = len(self.tokens)
         if self.spans and self.spans[-1].version == version:
             start = self.spans.pop().start
-        self.tokens.append(token)
-        self.logprobs.append(logprob)
+        self.tokens.append(drawn.token)
+        self.logprobs.append(drawn.logprob)
         self.spans.append(VersionSpan(version, start, len(self.tokens)))
-        is_stopped = token in self.request.stops
+        is_stopped = drawn.token in self.request.stops
+        if not is_stopped:
+            with self.request.telling() as listener:
+                is_stopped = listener is not None and listener.hear(self.index, drawn)
         has_ended = is_stopped or len(self.tokens) == self.request.prompt.max_tokens
         if has_ended:
             self.finish("stop" if is_stopped else "length")
@@ -78,6 +107,9 @@ class _Sequence:
     def finish(self, why: Finish) -> None:
         """Give the request its sample, and the client all of them if it is the last."""
         request = self.request
+        with request.telling() as listener:
+            if listener is not None:
+                listener.end(self.index, why)
         request.samples[self.index] = Sample(
             prompt=request.prompt.tokens,
             tokens=tuple(self.tokens),
@@ -125,12 +157,12 @@ class Generation:
         """Whether it can make samples, or could if it were awake."""
         return not self._torn and not self._end
 
-    def submit(self, prompt: Prompt, stops: frozenset[int]) -> Future[list[Sample]]:
+    def submit(self, prompt: Prompt, stops: frozenset[int], listener: Listener | None = None) -> Future[list[Sample]]:
         """Make samples that end with one of `stops`, or are as long as the prompt says; cancel the future to stop.
 
         ClusterError if it cannot, now or later.
         """
-        request = _Request(prompt, stops)
+        request = _Request(prompt, stops, listener)
         with self._changed:
             if why := self._end or self._torn or ("it is offloaded" if self._is_asleep else ""):
                 raise ClusterError(f"the engine does not serve: {why}")
@@ -274,6 +306,7 @@ class Generation:
                 top_p=sequence.request.prompt.top_p,
                 allowed=sequence.request.prompt.allowed_token_ids,
                 number=sequence.random.getrandbits(_NUMBER_BITS) / 2**_NUMBER_BITS,
+                most_probable=0 if (listener := sequence.request.listener) is None else listener.most_probable,
             )
             for sequence in active
         ]
@@ -289,7 +322,7 @@ class Generation:
             for sequence in active:
                 sequence.request.fail(error)
             return
-        self._drop([sequence for sequence, one in zip(active, drawn, strict=True) if sequence.take(*one, self.version)])
+        self._drop([sequence for sequence, one in zip(active, drawn, strict=True) if sequence.take(one, self.version)])
 
     def _drop(self, ended: Sequence[_Sequence]) -> None:
         if ended:

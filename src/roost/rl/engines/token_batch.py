@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from roost.errors import ClusterError, ConfigError
 
@@ -25,11 +26,22 @@ class Choice:
     """The only tokens to draw from; all if it is empty."""
     number: float
     """A random number from 0 up to 1, which decides."""
+    most_probable: int = 0
+    """How many of the most probable tokens are told with the one that is drawn."""
 
     @property
     def is_greedy(self) -> bool:
         """Whether the most probable token is taken."""
         return self.temperature < _GREEDY_BELOW
+
+
+class Drawn(NamedTuple):
+    """A token that was drawn, and its log probability."""
+
+    token: int
+    logprob: float
+    most_probable: tuple[tuple[int, float], ...] = ()
+    """The most probable tokens with their log probabilities, if they were asked for."""
 
 
 class TokenBatch:
@@ -50,8 +62,8 @@ class TokenBatch:
         self._lengths: list[int] = []
         self._mask_of = lru_cache(_MOST_MASKS)(self._make_mask)
 
-    def start(self, prefixes: Sequence[tuple[int, ...]], choices: Sequence[Choice]) -> list[tuple[int, float]]:
-        """Add a row for each prefix; returns the first token of each, and its log probability.
+    def start(self, prefixes: Sequence[tuple[int, ...]], choices: Sequence[Choice]) -> list[Drawn]:
+        """Add a row for each prefix; returns the first token of each.
 
         Prefixes that are the same are computed once. If this fails, the rows are as before.
         """
@@ -68,8 +80,8 @@ class TokenBatch:
         self._lengths += map(len, prefixes)
         return drawn
 
-    def step(self, tokens: Sequence[int], choices: Sequence[Choice]) -> list[tuple[int, float]]:
-        """Append a token to each row; returns the next token of each, and its log probability.
+    def step(self, tokens: Sequence[int], choices: Sequence[Choice]) -> list[Drawn]:
+        """Append a token to each row; returns the next token of each.
 
         If this fails, the rows can only be cleared.
         """
@@ -132,7 +144,7 @@ class TokenBatch:
                 parts = ((getattr(layer, name), own), (getattr(new, name), width))
                 setattr(layer, name, self._torch.cat([pad(one, (0, 0, widest - has, 0)) for one, has in parts]))
 
-    def _draw(self, logits: Any, choices: Sequence[Choice]) -> list[tuple[int, float]]:
+    def _draw(self, logits: Any, choices: Sequence[Choice]) -> list[Drawn]:
         torch = self._torch
         temperatures = self._tensor([1.0 if choice.is_greedy else choice.temperature for choice in choices])
         scores = logits.float() / temperatures[:, None]
@@ -152,7 +164,14 @@ class TokenBatch:
             # Past the end only if the logits are not numbers, as the log probability then shows.
             tokens = torch.where(greedy, tokens, found.clamp(max=self._vocabulary - 1))
         taken = logprobs.gather(1, tokens[:, None])[:, 0]
-        return list(zip(tokens.tolist(), taken.tolist(), strict=True))
+        most_probable: list[tuple[tuple[int, float], ...]] = [()] * len(choices)
+        if (most := max(choice.most_probable for choice in choices)) > 0:
+            values, indices = logprobs.topk(min(most, self._vocabulary))
+            for row, choice in enumerate(choices):
+                best = zip(indices[row].tolist(), values[row].tolist(), strict=True)
+                # Tokens that cannot be drawn have no log probability that JSON could tell.
+                most_probable[row] = tuple(one for one in best if one[1] > -math.inf)[: choice.most_probable]
+        return list(map(Drawn, tokens.tolist(), taken.tolist(), most_probable))
 
     def _cut(self, scores: Any, top_p: Any) -> Any:
         """Leave the most probable tokens of each row, as few as have this probability together."""

@@ -18,11 +18,13 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from random import Random
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from roost.errors import ClusterError, ConfigError
 from roost.rl.engine import EngineSpec, PauseMode, check_pause_mode
-from roost.rl.engines.generation import Generation
+from roost.rl.engines.generation import Generation, Listener
+from roost.rl.engines.openai_api import OPENAI_ROUTES, OpenAIApi
+from roost.rl.engines.openai_request import load_tokenizer
 from roost.rl.engines.samples import Prompt, Sample
 from roost.rl.engines.token_batch import Choice, TokenBatch
 from roost.rl.host_copies import HostCopies, free_memory
@@ -41,11 +43,14 @@ class TransformersEngine:
     - `device`: where the model is, such as `"cuda"`; by default the accelerator, or the CPU if there is none.
     - `max_batch`: how many sequences are continued at a time; others wait.
     - `seed`: for random weights, and for requests without a seed.
+    - `tokenizer`: for clients of OpenAI's API: a folder, or a tokenizer of transformers; by default the model's own.
+    - `model_name`: what these clients call the model; by default `model`, if that is a folder.
     - `pause_mode`: what becomes of sequences that run when weights change. `"keep"`: they go on with the new weights
       and the keys and values that they have. `"wait"`: they finish first. `"abort"`: they end with the tokens so far.
 
-    Its server answers `POST /generate` with a `Prompt` as JSON, `GET /health` and `GET /version`, if the request shows
-    the secret of its `EngineSpec`. An answer is `{"samples": [...], "engine": 0}`, each sample a `Sample` as JSON. A
+    Its server answers `POST /generate` with a `Prompt` as JSON, `GET /health` and `GET /version`, and for OpenAI's
+    clients `/v1/completions`, `/v1/chat/completions` and `/v1/models`, if the request shows the secret of its
+    `EngineSpec`. An answer to `/generate` is `{"samples": [...], "engine": 0}`, each sample a `Sample` as JSON. A
     sample ends with the token that stopped it. At temperature 0, log probabilities are those at temperature 1.
 
     A seed gives the same samples each time, as far as rounding does, which depends on what else is in the batch.
@@ -62,6 +67,8 @@ class TransformersEngine:
         device: str | None = None,
         max_batch: int = 128,
         seed: int = 0,
+        tokenizer: Any = None,
+        model_name: str | None = None,
         pause_mode: PauseMode = "keep",
     ) -> None:
         if type(max_batch) is not int or max_batch < 1:
@@ -71,6 +78,8 @@ class TransformersEngine:
         self._device = device
         self._max_batch = max_batch
         self._seed = seed
+        self._tokenizer = tokenizer
+        self._name = model_name or (str(model) if isinstance(model, str | os.PathLike) else "model")
         self._pause_mode = check_pause_mode(pause_mode)
         self._lifecycle = threading.Lock()
         self.spec: EngineSpec | None = None
@@ -79,6 +88,7 @@ class TransformersEngine:
         self._model: Any = None
         self._asleep = HostCopies()
         self._generation: Generation | None = None
+        self._api: OpenAIApi | None = None
 
     @property
     def version(self) -> int:
@@ -102,15 +112,24 @@ class TransformersEngine:
                 ("GET", "/health"): Route(handler=self._answer_health),
                 ("GET", "/version"): Route(handler=self._answer_version),
             }
+            routes |= dict.fromkeys(OPENAI_ROUTES, Route(handler=self._answer_openai))
             server = HttpServer(spec.address, spec.port, routes, secret=spec.secret, name=name)
             try:
                 self._model = _load(self._given, self._dtype, self._device, self._seed)
+                try:
+                    tokenizer = load_tokenizer(self._tokenizer, self._given)
+                except ConfigError as error:
+                    if self._tokenizer is not None:
+                        raise
+                    # Who sends tokens needs none.
+                    tokenizer = error
+                self._api = OpenAIApi(self._name, tokenizer, _most_tokens(self._model), self._submit)
                 ends = self._model.generation_config.eos_token_id
                 self._stops = frozenset() if ends is None else frozenset([ends] if isinstance(ends, int) else ends)
                 batch = TokenBatch(self._model)
                 # Two tokens, so that the first request is as quick as others, and a model that cannot fails here.
                 choices = [Choice(temperature=1.0, top_p=0.5, allowed=(), number=0.5)]
-                batch.step([token for token, _ in batch.start([(0,)], choices)], choices)
+                batch.step([one.token for one in batch.start([(0,)], choices)], choices)
                 batch.clear()
             except BaseException:
                 server.close(0)
@@ -232,18 +251,18 @@ class TransformersEngine:
             raise ClusterError("the engine does not serve: it is not running")
         return generation
 
-    def _submit(self, request: Any) -> Future[list[Sample]]:
+    def _submit(self, request: Any, listener: Listener | None = None) -> Future[list[Sample]]:
         generation = self._running()
         prompt = request if isinstance(request, Prompt) else Prompt.from_json(request)
         _check_prompt(prompt, self.accept())
         ends = frozenset() if prompt.ignore_eos else self._stops
-        return generation.submit(prompt, ends | frozenset(prompt.stop_token_ids))
+        return generation.submit(prompt, ends | frozenset(prompt.stop_token_ids), listener)
 
     def _answer(self, samples: list[Sample]) -> dict[str, Any]:
         return {"samples": [sample.to_json() for sample in samples], "engine": self._rank}
 
     def _forget_model(self) -> None:
-        self._model, self._asleep = None, HostCopies()
+        self._model, self._api, self._asleep = None, None, HostCopies()
         if "torch" in sys.modules:
             free_memory()
 
@@ -256,6 +275,10 @@ class TransformersEngine:
             return web.json_response(self._answer(samples.result()))
         finally:
             samples.cancel()
+
+    async def _answer_openai(self, request: web.BaseRequest) -> web.StreamResponse:
+        self._running()
+        return await cast(OpenAIApi, self._api).answer(request)
 
     async def _answer_health(self, _request: web.BaseRequest) -> web.Response:
         healthy = self.health()
@@ -306,6 +329,11 @@ def _load(given: Any, dtype: str, device: str | None, seed: int) -> Any:
     return model.to(device, **options).eval()
 
 
+def _most_tokens(model: Any) -> int | None:
+    """Return how many tokens the model takes in all."""
+    return getattr(model.config.get_text_config(), "max_position_embeddings", None)
+
+
 def _check_prompt(prompt: Prompt, model: Any) -> None:
     """Raise ConfigError if the model cannot be asked that."""
     vocabulary = model.get_input_embeddings().weight.shape[0]
@@ -315,7 +343,6 @@ def _check_prompt(prompt: Prompt, model: Any) -> None:
             raise ConfigError(f"{name} are whole numbers from 0 to {vocabulary - 1}, not {shorten(repr(tokens))}")
     if prompt.seed is not None and type(prompt.seed) is not int:
         raise ConfigError(f"a seed is a whole number, not {prompt.seed!r}")
-    most = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    if most is not None and len(prompt.tokens) + prompt.max_tokens > most:
+    if (most := _most_tokens(model)) is not None and len(prompt.tokens) + prompt.max_tokens > most:
         asked = f"a prompt of {len(prompt.tokens)} tokens and {prompt.max_tokens} more"
         raise ConfigError(f"{asked} are too many: the model takes {most} in all", hint="ask for fewer max_tokens")
