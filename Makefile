@@ -152,6 +152,7 @@ bench: $(VENV)/.installed-dev
 	@$(BIN)/python bench/failures.py
 	@$(BIN)/python bench/router.py
 	@$(BIN)/python bench/watch.py
+	@$(BIN)/python bench/xray.py
 
 docs: $(VENV)/.installed-docs
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict

@@ -112,11 +112,10 @@ def test_two_actors_on_one_gpu(look, cluster, driver):
 @ray.remote(num_cpus=0)
 class Trainer: pass
 env = {"env_vars": {"CUDA_VISIBLE_DEVICES": "2", "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}}
-first = Trainer.options(num_gpus=0, name="first", runtime_env=env).remote()
-ray.get(first.__ray_ready__.remote())
 node = ray.get_runtime_context().get_node_id()
 where = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node_id=node, soft=False)
-pair = [Trainer.options(num_gpus=0, name=f"pair_{i}", runtime_env=env, scheduling_strategy=where).remote() for i in (0, 1)]
+alike = {"num_gpus": 0, "runtime_env": env, "scheduling_strategy": where}
+pair = [Trainer.options(name=name, **alike).remote() for name in ("pair_0", "pair_1")]
 ray.get([item.__ray_ready__.remote() for item in pair])
 """
     assert driver(BEGIN + code + END, cluster).line() == "ready"
@@ -185,7 +184,8 @@ def test_an_address_where_no_cluster_is(roost, address, words):
     assert "Traceback" not in err
 
 
-def test_a_report_that_cannot_be_written(look, roost, cluster, tmp_path: Path):
+@pytest.mark.usefixtures("look")
+def test_a_report_that_cannot_be_written(roost, cluster, tmp_path: Path):
     code, _, err = roost("xray", cluster.address, "--bundle", str(tmp_path / "no" / "report.zip"))
     assert code == 2
     assert "No such file or directory" in err

@@ -165,7 +165,7 @@ def judge_deaths(facts: Facts, names: Mapping[str, str]) -> Findings:
         verb = "is" if len(actors) == 1 else "are"
         who = f"{_actors(actors, names)} {verb} dead"
         # Where Ray does not know, it lists what may be.
-        cause = shorten(" ".join(first.cause.partition(_GUESSES)[0].split()), _MOST_TEXT)
+        cause = shorten(" ".join(re.split(f"{_GUESSES}|Object store memory usage", first.cause)[0].split()), _MOST_TEXT)
         evidence = [f"Ray says{where}: {cause}"] if cause else [f"it was{where}"] if where else []
         evidence += [f"log: {line}" for line in first.log]
         if is_memory:

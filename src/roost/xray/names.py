@@ -11,8 +11,8 @@ from roost.xray.facts import Actor
 
 _ROLES = (
     # verl, slime, miles, OpenRLHF, NeMo-RL, SkyRL, ROLL and RLinf, as of November 2026. The first that fits counts.
-    (r"critic", "critic"),
-    (r"RewardModel|reward|(^|_)rm(_|$)", "reward"),
+    (r"[Cc]ritic", "critic"),
+    (r"[Rr]eward|(^|_)rm(_|$)", "reward"),
     (r"Reference|RefWorker|(^|_)ref(_|$)", "reference"),
     (r"RolloutManager|rollout_manager", "rollout manager"),
     (r"SGLang|vLLM|LLMRayActor|RolloutRayActor|RayWorkerWrapper|InferenceEngine|HttpServer|rollout|infer", "rollout"),

@@ -71,7 +71,9 @@ def find_shortage(bundles: Sequence[Bundle], strategy: str, nodes: Sequence[Node
             why = f"has not the labels {', '.join(f'{key}={value}' for key, value in bundle.labels.items())}"
         else:
             why = " and ".join(
-                f"{_amount(name, left[node.id].get(name, 0))} of {_amount(name, node.total.get(name, 0))} {name} left"
+                f"{_amount(name, left[node.id].get(name, 0))} of {_amount(name, node.total[name])} {name} left"
+                if node.total.get(name)
+                else f"no {name}"
                 for name, amount in bundle.wants.items()
                 if left[node.id].get(name, 0) + _LEAST < amount
             )
@@ -161,7 +163,7 @@ def amounts_text(amounts: Amounts) -> str:
     >>> amounts_text({"CPU": 2.0, "GPU": 0.5, "memory": 2**30})
     '2 CPU, 0.5 GPU, 1.0 GiB memory'
     """
-    return ", ".join(f"{_amount(name, amount)} {name}" for name, amount in amounts.items()) or "nothing"
+    return ", ".join(f"{_amount(name, amount)} {name}" for name, amount in sorted(amounts.items())) or "nothing"
 
 
 def fold_nodes(names: Sequence[str]) -> str:
