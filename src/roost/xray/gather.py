@@ -12,6 +12,7 @@ import json
 import os
 import re
 import time
+import urllib.error
 import urllib.parse
 import urllib.request
 from collections import Counter, defaultdict
@@ -285,7 +286,7 @@ class _Sight:
         at = tables.value("dashboard", "dashboard")
         if at and far:
             self._url = at if "://" in at else f"http://{at}"
-            if self._ask("/api/version", DASHBOARD_SECONDS) is None:
+            if not self._ask("/api/version")[0]:
                 self._url = ""
         if far and not self._url:
             unknown.append(
@@ -294,17 +295,22 @@ class _Sight:
                 "or run this there"
             )
 
-    def _ask(self, path: str, seconds: float) -> str | None:
-        """Return what the dashboard's server answers, or None."""
+    def _ask(self, path: str, seconds: float = DASHBOARD_SECONDS) -> tuple[str, str]:
+        """Return what the dashboard's server answers, or nothing and why."""
         token = find_token() if os.environ.get("RAY_AUTH_MODE") == "token" else ""
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         # Without the proxies of the environment, which do not know the cluster.
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        with contextlib.suppress(OSError, ValueError):
+        try:
             request = urllib.request.Request(self._url + path, headers=headers)  # noqa: S310 - the head says where
             with opener.open(request, timeout=seconds) as answer:
-                return str(answer.read(2**24).decode(errors="replace"))
-        return None
+                return str(answer.read(2**24).decode(errors="replace")), ""
+        except urllib.error.HTTPError as error:
+            with contextlib.suppress(OSError):
+                return "", one_line([error.read(2**12).decode(errors="replace")], 200)
+            return "", str(error)
+        except (OSError, ValueError) as error:
+            return "", error_text(error)
 
     def measure(self, nodes: Iterable[Node], deadline: Deadline) -> tuple[Node, ...]:
         """Return the nodes with what is measured there."""
@@ -336,7 +342,7 @@ class _Sight:
     def _measure_far(self, node: Node) -> Node:
         found: Any = {}
         with contextlib.suppress(ValueError, KeyError, TypeError):
-            found = json.loads(self._ask(f"/nodes/{node.id}", DASHBOARD_SECONDS) or "{}")["data"]["detail"]
+            found = json.loads(self._ask(f"/nodes/{node.id}")[0])["data"]["detail"]
         try:
             total, free, *_ = found["mem"]
             sizes = {int(item["pid"]): int(item["memoryInfo"]["rss"]) for item in found.get("workers") or ()}
@@ -369,7 +375,7 @@ class _Sight:
 
     def _log(self, actor: Actor) -> tuple[str, ...]:
         for suffix in ("err", "out"):
-            text: str | None = None
+            text = ""
             if actor.node in self._here:
                 path = self._here[actor.node] / f"worker-{actor.worker}-{actor.job}-{actor.pid}.{suffix}"
                 with contextlib.suppress(OSError), open(path, "rb") as file:
@@ -377,9 +383,9 @@ class _Sight:
                     text = file.read(_LOG_BYTES).decode(errors="replace")
             elif self._url and actor.pid:
                 asked = {"node_id": actor.node, "pid": actor.pid, "suffix": suffix, "lines": 2 * _LOG_LINES}
-                text = self._ask(f"/api/v0/logs/file?{urllib.parse.urlencode(asked)}", DASHBOARD_SECONDS)
+                text, _ = self._ask(f"/api/v0/logs/file?{urllib.parse.urlencode(asked)}")
             # Ray's own marks for its log monitor say nothing.
-            lines = [line for line in (text or "").splitlines() if line.strip() and not line.startswith(":")]
+            lines = [line for line in text.splitlines() if line.strip() and not line.startswith(":")]
             if lines:
                 return tuple(lines[-_LOG_LINES:])
         return ()
@@ -402,8 +408,7 @@ class _Sight:
                 text, why = read_stacks(pid, native=native)
             elif self._url and not deadline.is_over:
                 query = urllib.parse.urlencode({"node_id": node, "pid": pid, "native": int(native)})
-                text = self._ask(f"/worker/traceback?{query}", STACK_SECONDS) or ""
-                why = "the dashboard's server has none: is py-spy on the nodes?"
+                text, why = self._ask(f"/worker/traceback?{query}", STACK_SECONDS)
             if "Thread " in text:
                 return Stack(id=id_, place=place_of(text), text=text)
             failures[why] += 1
