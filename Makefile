@@ -138,7 +138,7 @@ soak-search: $(VENV)/.installed-dev
 
 golden: $(VENV)/.installed-dev
 	@$(BIN)/python docs/limits.py
-	@$(BIN)/pytest tests/golden tests/errors tests/docs --refresh-golden
+	@$(BIN)/pytest tests/golden tests/errors tests/docs tests/unit/xray --refresh-golden
 
 bench: $(VENV)/.installed-dev
 	@$(BIN)/python bench/planning.py

@@ -189,6 +189,8 @@ def test_a_report_that_cannot_be_written(roost, cluster, tmp_path: Path):
     code, _, err = roost("xray", cluster.address, "--bundle", str(tmp_path / "no" / "report.zip"))
     assert code == 2
     assert "No such file or directory" in err
+    code, out, _ = roost("xray", cluster.address, "--watch")
+    assert (code, out.startswith(f"Ray at {cluster.address}")) == (0, True), "once, where there is no terminal"
     code, _, err = roost("xray", cluster.address, "--watch", "--format", "json")
     assert code == 2
     assert "--watch shows on the terminal only" in err

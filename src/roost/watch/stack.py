@@ -29,8 +29,18 @@ def stack_of(folder: Path, view: RunView, address: str, seconds: float = ANSWER_
     worker = workers[address]
     if worker.state in (State.DEAD, State.ENDED):
         raise ClusterError(f"{address} is not running: it is {worker.state}", hint="`roost logs` has what it printed")
-    text = _by_py_spy(worker) or _by_itself(folder, worker, seconds)
+    text = _by_py_spy(worker) or _main_first(_by_itself(folder, worker, seconds))
     return printable_lines(text)
+
+
+def _main_first(text: str) -> str:
+    r"""Put the main thread in front, which Python writes last: the only one that began in a module.
+
+    >>> _main_first("Thread 2:\n  File 'b.py' in f\n\nThread 1:\n  File 'a.py' in <module>\n").splitlines()[0]
+    'Thread 1:'
+    """
+    threads = text.strip("\n").split("\n\n")
+    return "\n\n".join(sorted(threads, key=lambda thread: not thread.endswith(" in <module>"))) + "\n"
 
 
 def _by_py_spy(worker: WorkerView) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, TypeVar
 
+from roost.config.hardware import accelerator_types
 from roost.redact import hide, hide_in_text
 from roost.text import printable_lines
 
@@ -167,6 +168,11 @@ class Facts:
     """None if nobody asked for them."""
     unknown: tuple[str, ...] = ()
     """What could not be seen, and why."""
+
+
+def accelerators() -> set[str]:
+    """Return Ray's names for accelerators."""
+    return {entry.resource for entry in accelerator_types().values()}
 
 
 def redacted(value: Value, name: str = "") -> Value:

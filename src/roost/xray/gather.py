@@ -38,7 +38,20 @@ from roost.runtime.connect.head import Head, within
 from roost.runtime.limits import ASK_SECONDS
 from roost.runtime.nodes.ray_state import read_jobs
 from roost.text import error_text, plural
-from roost.xray.facts import Actor, Bundle, Driver, Facts, Gpu, Group, Node, Process, Stack, Task, redacted
+from roost.xray.facts import (
+    Actor,
+    Bundle,
+    Driver,
+    Facts,
+    Gpu,
+    Group,
+    Node,
+    Process,
+    Stack,
+    Task,
+    accelerators,
+    redacted,
+)
 from roost.xray.limits import DASHBOARD_SECONDS, STACK_SECONDS
 from roost.xray.stacks import place_of
 
@@ -143,7 +156,7 @@ class _Tables:
         for resource in entry.resource_mapping:
             # In a placement group GPU is called GPU_group_<id>, and GPU_group_<bundle>_<id> once more.
             name, _, rest = resource.name.partition("_group_")
-            if name in _resources() and not rest.count("_"):
+            if name in accelerators() and not rest.count("_"):
                 holds |= {int(item.index): float(item.quantity) for item in resource.resource_ids}
         context, reason, cause = entry.death_cause.WhichOneof("context"), "", ""
         if context:
@@ -213,7 +226,9 @@ class _Tables:
         demands: Counter[frozenset[tuple[str, float]]] = Counter()
         for item in usage.resource_load_by_shape.resource_demands:
             count = item.num_ready_requests_queued + item.num_infeasible_requests_queued + item.backlog_size
-            demands[frozenset(item.shape.items())] += count
+            # What waits inside a placement group wants parts of its bundles.
+            if item.shape and not any("_group_" in name for name in item.shape):
+                demands[frozenset(item.shape.items())] += count
         found = []
         table = self._read("nodes", self._of.get_node_table)
         for entry in table:
@@ -449,10 +464,6 @@ def _pids(found: Any) -> tuple[int, ...]:
 
 def _variables() -> list[str]:
     return [entry.variable for entry in accelerator_types().values()]
-
-
-def _resources() -> set[str]:
-    return {entry.resource for entry in accelerator_types().values()}
 
 
 def _id(value: bytes) -> str:

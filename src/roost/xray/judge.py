@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from roost.text import plural, shorten, size_text
-from roost.xray.facts import Actor, Bundle, Facts, Gpu, Node
+from roost.xray.facts import Actor, Bundle, Facts, Gpu, Node, accelerators
 from roost.xray.names import fold_names, name_actors
 from roost.xray.stacks import group_places, is_collective
 from roost.xray.waits import amounts_text, find_holders, find_shortage
@@ -231,7 +231,7 @@ def judge_empty_groups(facts: Facts, _: Mapping[str, str]) -> Findings:
     busy = {item.group for item in facts.actors if item.state != "DEAD"}
     drivers = {item.id: str(item) for item in facts.drivers}
     for group in facts.groups:
-        held = sum(item.wants.get("GPU", 0) for item in group.bundles if item.node)
+        held = sum(item.wants.get(name, 0) for item in group.bundles if item.node for name in accelerators())
         if held and group.id not in busy and group.state == "CREATED":
             whose = drivers.get(group.job, f"job {group.job}, which has ended")
             seen = f"{group} of {whose} holds {held:g} GPU{_for(facts, group.since)}, and no actor is in it"

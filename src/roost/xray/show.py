@@ -12,9 +12,8 @@ from typing import Any
 
 from rich.text import Text
 
-from roost.config.hardware import accelerator_types
 from roost.text import plural, size_text
-from roost.xray.facts import Actor, Facts, Node
+from roost.xray.facts import Actor, Facts, Node, accelerators
 from roost.xray.judge import NOTE, PROBLEM, WARNING, Finding, find_owners
 from roost.xray.names import fold_names, name_actors, role_of
 from roost.xray.stacks import group_places
@@ -70,7 +69,7 @@ def draw_xray(facts: Facts, findings: Sequence[Finding]) -> Text:
 def _draw_node(facts: Facts, node: Node, names: Mapping[str, str]) -> Text:
     taken = [
         f"{node.total[name] - node.free.get(name, 0):g} of {node.total[name]:g} {name}"
-        for name in ("CPU", *sorted(_resources()))
+        for name in ("CPU", *sorted(accelerators()))
         if node.total.get(name)
     ]
     memory = [f"memory {size_text(node.memory[0])} of {size_text(node.memory[1])}"] if node.memory else []
@@ -96,7 +95,7 @@ def _draw_node(facts: Facts, node: Node, names: Mapping[str, str]) -> Text:
         if actor.node == node.id and actor.state == "ALIVE" and actor.id not in own:
             placed = groups.get(actor.group)
             has_gpu = placed and any(
-                _resources() & item.wants.keys() for item in placed.bundles if item.node == node.id
+                accelerators() & item.wants.keys() for item in placed.bundles if item.node == node.id
             )
             others.setdefault(f"in {placed}: " if has_gpu else "", []).append(actor)
     for where, actors in sorted(others.items(), key=lambda item: not item[0]):
@@ -158,8 +157,4 @@ def report_files(facts: Facts, findings: Sequence[Finding]) -> dict[str, str]:
 
 
 def _gpus(node: Node) -> int:
-    return int(sum(node.total.get(name, 0) for name in _resources()))
-
-
-def _resources() -> set[str]:
-    return {entry.resource for entry in accelerator_types().values()}
+    return int(sum(node.total.get(name, 0) for name in accelerators()))
