@@ -107,6 +107,21 @@ calls = [score.remote(), score.remote(), impossible.remote()]
     assert gpus["owner_0"].keys() == {"0", "1", "2", "3"}
 
 
+def test_a_constructor_that_hangs(look, cluster, driver):
+    code = """
+@ray.remote(num_cpus=0)
+class Slow:
+    def __init__(self):
+        print("loading weights", flush=True)
+        self.load()
+    def load(self): time.sleep(3600)
+slow = Slow.options(name="slow").remote()
+"""
+    assert driver(BEGIN + code + END, cluster).line() == "ready"
+    found = look("actor slow runs its constructor for ", "loading weights", flags=("--stacks",))
+    assert [item["place"][:10] for item in found["whole"]["stacks"] if "load" in item["place"]] == ["Slow.load "]
+
+
 def test_two_actors_on_one_gpu(look, cluster, driver):
     code = """
 @ray.remote(num_cpus=0)

@@ -94,6 +94,7 @@ def gather(address: str | None, timeout: float, *, stacks: bool = False, native:
     unknown: list[str] = []
     sight = _Sight(tables, nodes, unknown)
     nodes = sight.measure(nodes, deadline)
+    actors = sight.find_pids(actors)
     memory = {(node_id, pid): size for node_id, sizes in sight.sizes.items() for pid, size in sizes.items()}
     actors = tuple(replace(item, memory=memory.get((item.node, item.pid), 0)) for item in actors)
     actors = sight.read_logs(actors)
@@ -380,6 +381,18 @@ class _Sight:
         largest = sorted(sizes, key=lambda pid: -sizes[pid])[:_MOST_PROCESSES]
         processes = tuple(Process(pid=pid, memory=sizes[pid], command=one_line(commands[pid], 120)) for pid in largest)
         return replace(node, memory=(int(total - free), int(total)), gpus=gpus or None, processes=processes)
+
+    def find_pids(self, actors: tuple[Actor, ...]) -> tuple[Actor, ...]:
+        """Return the actors, with the processes whose constructors run: the head does not know their pids yet."""
+
+        def found(actor: Actor) -> Actor:
+            folder = self._here.get(actor.node)
+            if actor.pid or not actor.worker or folder is None:
+                return actor
+            logs = folder.glob(f"worker-{actor.worker}-*.err")
+            return next((replace(actor, pid=int(path.stem.rpartition("-")[2])) for path in logs), actor)
+
+        return tuple(map(found, actors))
 
     def read_logs(self, actors: tuple[Actor, ...]) -> tuple[Actor, ...]:
         """Return the actors, those that are not well with the end of their logs."""

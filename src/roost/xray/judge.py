@@ -85,7 +85,8 @@ def judge_actors(facts: Facts, names: Mapping[str, str]) -> Findings:
             seen = f"{name} waits{_for(facts, actor.since)} for the results that its constructor gets as arguments"
             yield Finding(level=WARNING, about="pending", text=seen)
         elif actor.state == "PENDING_CREATION" and actor.worker and actor.node in nodes:
-            seen = f"{name} runs its constructor{_for(facts, actor.since)}, in pid {actor.pid} on {nodes[actor.node]}"
+            where = f"{f'pid {actor.pid} ' if actor.pid else ''}on {nodes[actor.node]}"
+            seen = f"{name} runs its constructor{_for(facts, actor.since)}, {where}"
             yield Finding(level=NOTE, about="constructor", text=seen, evidence=actor.log)
         elif actor.state == "PENDING_CREATION":
             places[actor.class_name, tuple(sorted(actor.wants.items())), actor.group].append(actor)
@@ -94,12 +95,18 @@ def judge_actors(facts: Facts, names: Mapping[str, str]) -> Findings:
         since = min((item.since for item in actors if item.since), default=0)
         group = groups.get(group_id)
         if group is not None:
-            is_placed = group.state == "CREATED"
-            state = f"has no bundle with {amounts_text(dict(wants))} left" if is_placed else "has no place yet"
+            # Ray counts what is left of the bundles of a group under names of their own.
+            has_room = any(
+                all(node.free.get(f"{name}_group_{group.id}", 0) >= amount for name, amount in wants)
+                for node in facts.nodes
+            )
+            is_full = group.state == "CREATED" and not has_room
+            state = f"has no bundle with {amounts_text(dict(wants))} left" if is_full else "has no place yet"
+            state = "has room: a process starts" if group.state == "CREATED" and has_room else state
             seen = f"{who} {_wait(actors)}{_for(facts, since)} for {group}, which {state}"
             inside = [names[item.id] for item in facts.actors if item.group == group.id and item.state == "ALIVE"]
             evidence = (f"in it: {fold_names(inside)}",) if inside else ()
-            yield Finding(level=PROBLEM if is_placed else NOTE, about="pending", text=seen, evidence=evidence)
+            yield Finding(level=PROBLEM if is_full else NOTE, about="pending", text=seen, evidence=evidence)
         else:
             # An actor without a wish of its own wants a CPU to start with.
             yield _waits(facts, names, "pending", who, [Bundle(wants=dict(wants) or {"CPU": 1})], "PACK", since)
@@ -283,7 +290,7 @@ def judge_nodes(facts: Facts, _: Mapping[str, str]) -> Findings:
 
 def judge_stacks(facts: Facts, names: Mapping[str, str]) -> Findings:
     """Collectives in which most processes of a kind wait for a few that are elsewhere."""
-    kinds = {item.id: item.class_name for item in facts.actors if item.state == "ALIVE"}
+    kinds = {item.id: item.class_name for item in facts.actors}
     for kind, places in group_places(facts.stacks or (), kinds).items():
         waiting = {place: ids for place, ids in places.items() if is_collective(place)}
         others = {place: ids for place, ids in places.items() if place not in waiting}

@@ -115,12 +115,19 @@ def test_actors_that_are_not_ready_say_for_what_they_wait():
         actor("p0", state="PENDING_CREATION", worker="", node="", group="g", since=NOW - 8000),
         actor("p1", state="PENDING_CREATION", worker="", node="", group="g"),
         actor("c", state="PENDING_CREATION", since=NOW - 200),
+        actor("q", state="PENDING_CREATION", worker="", node="", group="full", wants={"GPU": 1}),
         actor("d", state="DEPENDENCIES_UNREADY"),
         actor("r", state="RESTARTING", restarts=2, log=("KeyError: 1",)),
     )
-    texts = {item.text: item.level for item in judge(cluster(actors=actors, groups=(waits,)))}
+    full = group(Bundle(wants={"GPU": 1}, node="a"), id="full", name="full", state="CREATED")
+    facts = cluster(actors=actors, groups=(waits, full))
+    texts = {item.text: item.level for item in judge(facts)}
+    waiting = "actor q waits for placement group 'full', which has"
+    assert texts[f"{waiting} no bundle with 1 GPU left"] == "problem"
+    roomy = replace(facts, nodes=(node("a", free={"GPU": 3, "CPU": 8, "GPU_group_full": 1}),))
+    assert {item.text: item.level for item in judge(roomy)}[f"{waiting} room: a process starts"] == "note"
     assert texts["2 actors p0-1 wait for 2 h for placement group 'pool', which has no place yet"] == "note"
-    assert any(text.startswith("actor c runs its constructor for 3 min, in pid ") for text in texts)
+    assert any(text.startswith("actor c runs its constructor for 3 min, pid ") for text in texts)
     assert "actor d waits for the results that its constructor gets as arguments" in texts
     assert texts["actor r died and is being restarted, for the second time"] == "warning"
 
