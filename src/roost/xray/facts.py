@@ -24,6 +24,8 @@ class Gpu:
     memory: int = 0
     pids: tuple[int, ...] = ()
     """The processes that use it. In a container the library may show none, and then only the memory counts."""
+    strangers: tuple[str, ...] = ()
+    """Those of them that belong to no process of Ray, in words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

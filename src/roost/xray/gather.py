@@ -337,6 +337,11 @@ class _Sight:
                 memory_used=item.memory_used or 0,
                 memory=item.memory or 0,
                 pids=tuple(user.pid for user in item.users),
+                strangers=tuple(
+                    f"pid {user.pid} ({user.user}: {user.command})"
+                    for user in item.users
+                    if user.command and not user.of_ray
+                ),
             )
             for item in devices
         )

@@ -212,19 +212,16 @@ def judge_gpus(facts: Facts, names: Mapping[str, str]) -> Findings:
                 yield Finding(level=WARNING, about="two owners", text=seen, evidence=(*evidence, how), do=do)
         for index, gpu in measured.items():
             given, told = owners.get(index, ([], []))
-            users = [pids[pid] for pid in gpu.pids if pid in pids]
-            uninvited = [item for item in users if item not in given and item not in told]
-            if uninvited:
+            # Whoever is in a placement group may use what its bundles hold.
+            uninvited = [item for pid in gpu.pids if (item := pids.get(pid)) and item not in (*given, *told)]
+            if uninvited := [item for item in uninvited if not item.group]:
                 who = fold_names(names[item.id] for item in uninvited)
                 has = fold_names(names[item.id] for item in given) or "nobody"
                 seen = f"GPU {index} of {node} is used by {who}, and Ray has given it to {has}"
                 yield Finding(level=WARNING, about="two owners" if given else "uninvited", text=seen)
-            strangers = [str(pid) for pid in gpu.pids if pid not in pids]
-            if strangers and given and not users:
-                seen = f"GPU {index} of {node}, which Ray has given to {fold_names(names[item.id] for item in given)}"
-                # A process that an actor started is not in Ray's tables.
-                text = f"{seen}, is used by pid {', '.join(strangers)}: their children, or processes that are not Ray's"
-                yield Finding(level=NOTE, about="strangers", text=text)
+            if gpu.strangers:
+                seen = f"GPU {index} of {node} is used by {'; '.join(gpu.strangers)}, which is not Ray's"
+                yield Finding(level=WARNING, about="strangers", text=seen)
         idle = [index for index, (given, _) in owners.items() if given and is_unused(measured.get(index))]
         if idle:
             who = fold_names(dict.fromkeys(names[item.id] for index in idle for item in owners[index][0]))

@@ -182,8 +182,9 @@ def test_gpus_as_they_are_measured():
     assert texts(used, replace(used, index=1, pids=(51,))) == []
     assert texts(used, Gpu(index=1)) == ["1 GPU of 10.0.0.1 (1) taken and unused: t1"]
     assert texts(used, replace(used, index=1)) == ["GPU 1 of 10.0.0.1 is used by t0, and Ray has given it to t1"]
-    (text,) = texts(used, replace(used, index=1, pids=(99,)))
-    assert text.endswith("is used by pid 99: their children, or processes that are not Ray's")
+    other = replace(used, index=1, pids=(51, 99), strangers=("pid 99 (bob: serve.py)",))
+    assert texts(used, other) == ["GPU 1 of 10.0.0.1 is used by pid 99 (bob: serve.py), which is not Ray's"]
+    assert texts(used, replace(used, index=1, pids=(99,))) == [], "a child of the actor"
     assert texts(used, replace(used, index=1, pids=())) == [], "a container hides the pids, and not the memory"
 
 
