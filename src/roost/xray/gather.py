@@ -63,7 +63,8 @@ _CAUSES = {
     "actor_unschedulable_context": "UNSCHEDULABLE",
 }
 _WAITS_FOR_NODE = 2
-"""Ray's number for the state of a task that waits for a node."""
+_CREATION = 1
+"""Ray's numbers for the state of a task that waits for a node, and for the kind that constructs an actor."""
 _MOST_LOGS, _LOG_LINES, _LOG_BYTES = 16, 8, 2**16
 _MOST_PROCESSES, _LEAST_BYTES = 5, 2**28
 _NOBODY = re.compile("(ff)*")
@@ -255,19 +256,19 @@ class _Tables:
     def tasks(
         self, demands: Counter[frozenset[tuple[str, float]]], waiting: Iterable[Actor]
     ) -> tuple[tuple[Task, ...], dict[str, float]]:
-        """Return the tasks that wait for a node, and since when each actor waits."""
+        """Return the tasks that wait for a node, and since when each actor waits or is constructed."""
         since: dict[str, float] = {}
         found: defaultdict[tuple[str, frozenset[tuple[str, float]], str], list[float]] = defaultdict(list)
         left = demands - Counter(frozenset(item.wants.items() or [("CPU", 1.0)]) for item in waiting)
         for row in self._read("tasks", self._of.get_task_events):
             entry = self._types.TaskEvents.FromString(row)
             times = dict(entry.state_updates.state_ts_ns)
-            if not times or not entry.HasField("task_info") or max(times) != _WAITS_FOR_NODE:
+            if not times or not entry.HasField("task_info"):
                 continue
-            began, info = times[_WAITS_FOR_NODE] / 1e9, entry.task_info
-            if info.actor_id:
+            began, info = max(times.values()) / 1e9, entry.task_info
+            if info.type == _CREATION:
                 since[info.actor_id.hex()] = began
-            else:
+            elif max(times) == _WAITS_FOR_NODE and not info.actor_id:
                 found[info.name, frozenset(info.required_resources.items()), info.job_id.hex()].append(began)
         tasks = []
         for (name, wants, job), began in found.items():
