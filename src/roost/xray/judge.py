@@ -22,7 +22,8 @@ _FULL = 0.9
 _UNUSED_BYTES = 2**30
 """A device with a context of CUDA on it has less than this in use."""
 _SAYS_MEMORY = ("out of memory", "OutOfMemory", "low on memory", "memory pressure", "OOM killer")
-_GUESSES = "Some common causes"
+_GUESSES = re.compile("Some common causes|There are some potential root causes")
+"""How Ray 2.60 and 2.47 begin a list of all that may end a process, which names memory among others."""
 _MOST_TEXT = 400
 
 
@@ -172,7 +173,8 @@ def judge_deaths(facts: Facts, names: Mapping[str, str]) -> Findings:
         verb = "is" if len(actors) == 1 else "are"
         who = f"{_actors(actors, names)} {verb} dead"
         # Where Ray does not know, it lists what may be.
-        cause = shorten(" ".join(re.split(f"{_GUESSES}|Object store memory usage", first.cause)[0].split()), _MOST_TEXT)
+        said = _GUESSES.split(first.cause)[0].partition("Object store memory usage")[0]
+        cause = shorten(" ".join(said.split()), _MOST_TEXT)
         evidence = [f"Ray says{where}: {cause}"] if cause else [f"it was{where}"] if where else []
         evidence += [f"log: {line}" for line in first.log]
         if is_memory:
@@ -192,7 +194,7 @@ def judge_deaths(facts: Facts, names: Mapping[str, str]) -> Findings:
 
 def is_out_of_memory(actor: Actor) -> bool:
     """Whether what Ray, or the log, says about a death means that memory ran out; Ray lists it as a guess, too."""
-    if _GUESSES in actor.cause:
+    if _GUESSES.search(actor.cause):
         return any(word in line for line in actor.log for word in _SAYS_MEMORY)
     return any(word in text for text in (actor.cause, *actor.log) for word in _SAYS_MEMORY)
 

@@ -142,6 +142,7 @@ def test_what_has_room_now_is_no_problem():
         ("OOM", "killed by the memory monitor", (), "killed for memory"),
         ("WORKER_DIED", "1 worker(s) were killed due to the node running low on memory", (), "killed for memory"),
         ("WORKER_DIED", "End of file. Some common causes include: killed by the OOM killer", (), "the process ended"),
+        ("WORKER_DIED", "There are some potential root causes. (1) SIGKILL by OOM killer", (), "the process ended"),
         ("WORKER_DIED", "Some common causes", ("torch.OutOfMemoryError: CUDA",), "killed for memory"),
         ("NODE_DIED", "", (), "the node died"),
         ("CREATION", "ValueError: 1", (), "the constructor raised an exception"),
