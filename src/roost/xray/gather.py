@@ -291,6 +291,7 @@ class _Sight:
         self.sizes: dict[str, dict[int, int]] = {}
         """The memory of each process by node."""
         self._unknown = unknown
+        self._at = {node.address: node.id for node in nodes if not node.died}
         here = {(item.flag("raylet_socket_name"), item.flag("node_ip_address")): item for item in list_raylets()}
         self._here: dict[str, Path] = {}
         """The nodes of this machine, and the folders of their logs."""
@@ -429,8 +430,8 @@ class _Sight:
     ) -> tuple[Stack, ...]:
         """Return where each actor and each driver stands, as far as that can be read."""
         asked = {item.id: (item.node, item.pid) for item in actors if item.state in _STATES and item.pid}
-        # A driver is on the machine of its node: which one, only its address says.
-        asked |= {item.id: (next(iter(self._here), ""), item.pid) for item in drivers if _is_here(item.address)}
+        # Ray does not say on which of the nodes of an address a driver is: they are on one machine.
+        asked |= {item.id: (self._at[item.address], item.pid) for item in drivers if item.address in self._at}
         if any(node in self._here for node, _ in asked.values()) and find_py_spy() is None:
             self._unknown.append("stacks of this machine: py-spy is not installed, pip install 'roost[xray]' has it")
         failures: Counter[str] = Counter()
@@ -468,11 +469,6 @@ def _own_processes() -> tuple[dict[int, int], tuple[Process, ...]]:
     return sizes, tuple(
         Process(pid=pid, memory=sizes[pid], command=one_line(commands[pid], 120)) for pid in largest[:_MOST_PROCESSES]
     )
-
-
-def _is_here(address: str) -> bool:
-    own = {item.address for items in psutil.net_if_addrs().values() for item in items}
-    return address in own or address.startswith("127.")
 
 
 def _pids(found: Any) -> tuple[int, ...]:
