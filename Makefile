@@ -138,7 +138,7 @@ soak-search: $(VENV)/.installed-dev
 
 golden: $(VENV)/.installed-dev
 	@$(BIN)/python docs/limits.py
-	@$(BIN)/pytest tests/golden tests/errors tests/docs --refresh-golden
+	@$(BIN)/pytest tests/golden tests/errors tests/docs tests/unit/xray --refresh-golden
 
 bench: $(VENV)/.installed-dev
 	@$(BIN)/python bench/planning.py
@@ -153,6 +153,7 @@ bench: $(VENV)/.installed-dev
 	@$(BIN)/python bench/failures.py
 	@$(BIN)/python bench/router.py
 	@$(BIN)/python bench/watch.py
+	@$(BIN)/python bench/xray.py
 
 docs: $(VENV)/.installed-docs
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict

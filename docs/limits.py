@@ -21,6 +21,7 @@ TITLES = {
     "testing": "Local clusters",
     "doctor": "The doctor",
     "watch": "Views of a run",
+    "xray": "The X-ray",
     "cli": "Commands",
     "demo": "The demo",
 }

@@ -11,6 +11,7 @@ ON_RAY = {
     "testing": ("local_cluster", "soak"),
     "doctor": ("doctor",),
     "watch": ("page_live", "watch"),
+    "xray": ("xray",),
     "demo": ("demo",),
     "cli": ("clean", "commands", "docs_live", "examples", "logs", "new", "run", "runs", "search", "seeds"),
 }

@@ -81,7 +81,7 @@ def hide_in_text(text: str) -> str:
     >>> hide_in_text("WANDB_API_KEY=abc python train.py --lr 1 --password 'a b'")
     'WANDB_API_KEY=*** python train.py --lr 1 --password ***'
     """
-    return _URL_USER.sub(f"{HIDDEN}@", _FLAG.sub(_hide_value, _SETTING.sub(_hide_value, text)))
+    return _URL_USER.sub(f"{HIDDEN}@", _hide_values(_FLAG, _hide_values(_SETTING, text)))
 
 
 def hide_in_words(words: Sequence[str]) -> list[str]:
@@ -104,7 +104,12 @@ def hide_in_words(words: Sequence[str]) -> list[str]:
     return found
 
 
-def _hide_value(found: re.Match[str]) -> str:
-    value = found["value"]
-    bare = value[1:-1] if value[:1] in "\"'" else value
-    return f"{found['name']}{found['sep']}{HIDDEN}" if is_secret(found["name"], bare) else found[0]
+def _hide_values(pattern: re.Pattern[str], text: str) -> str:
+    parts, end = [], 0
+    while found := pattern.search(text, end):
+        value = found["value"]
+        hides = is_secret(found["name"], value[1:-1] if value[:1] in "\"'" else value)
+        # What follows a harmless name may begin with another: `ValueError: api_key=abc`.
+        parts += [text[end : found.end("sep")], HIDDEN if hides else ""]
+        end = found.end("value" if hides else "sep")
+    return "".join(parts) + text[end:]

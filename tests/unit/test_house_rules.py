@@ -34,12 +34,14 @@ LAYERS = {
     "testing": {"rl", "weights", "comm", "runtime", "machine", "placement", "deadline", *PURE},
     "doctor": {"runtime", "machine", "placement", "deadline", *PURE},
     "watch": {"runtime", "machine", "render", "placement", "deadline", *PURE},
+    "xray": {"runtime", "machine", "deadline", *PURE},
     "demo": {"testing", "rl", "weights", "search", "config", "render", "watch", "deadline", ""},
     "cli": {
         "demo",
         "doctor",
         "testing",
         "watch",
+        "xray",
         "rl",
         "weights",
         "comm",
@@ -68,6 +70,7 @@ OUTSIDE = {
     "rl": {"ray", "aiohttp", "lazy_loader", "torch"},
     "testing": {"ray", "psutil", "pytest", "numpy", "aiohttp", "lazy_loader"},
     "doctor": {"ray", "psutil"},
+    "xray": {"psutil", "rich"},
     "watch": {"rich", "starlette", "uvicorn", "opentelemetry"},
     "demo": {"gymnasium", "numpy", "rich", "torch"},
     "cli": {"rich", "typer", "yaml"},
@@ -205,6 +208,7 @@ TIME_OF_DAY = {
     "runtime/managers/worker_manager.py": "since when a worker has its state, for people",
     "runtime/runs/folder.py": "the age of files",
     "runtime/runs/recorder.py": "when something happened in a run, for people",
+    "xray/gather.py": "how long something waits, by the clock of Ray's tables, for people",
     "watch/live.py": "compares the events of a run with the time of day",
 }
 

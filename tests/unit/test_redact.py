@@ -166,3 +166,8 @@ def test_the_record_of_a_run_has_no_secret_of_its_command_and_rerun_says_so(tmp_
     assert code == 2
     assert "the command of run run had a secret, which is not kept: train.py '--wandb-key=***' --password '***'" in err
     assert "run it by hand in" in err
+
+
+def test_a_secret_behind_another_name_is_hidden():
+    for text in ("ValueError: api_key=sekret", "Error: api_key: sekret", "a=password=sekret", "note: 'token=sekret'"):
+        assert "sekret" not in hide_in_text(text), text

@@ -12,8 +12,11 @@ from roost.machine.child import Child, Say, answer, last_line
 STATUS = "roost.runtime.status"
 
 
-def ask(function: str, timeout: float, **arguments: Any) -> Any:
-    """Call a function, by its module and name, in a child process; each node has `timeout` seconds to answer."""
+def ask(function: str, timeout: float, classes: str = "", **arguments: Any) -> Any:
+    """Call a function, by its module and name, in a child process; each node has `timeout` seconds to answer.
+
+    `classes` is the module of the answer's classes, if that is another one.
+    """
     module, _, name = function.rpartition(".")
     answers: list[Any] = []
 
@@ -25,7 +28,7 @@ def ask(function: str, timeout: float, **arguments: Any) -> Any:
     task = {"module": module, "function": name, "arguments": {**arguments, "timeout": timeout}}
     with Child(__name__, task, hear) as child:
         # The answer is made of its classes. It loads Ray, which the child does at the same time.
-        import_module(module)
+        import_module(classes or module)
         is_late = not child.wait(timeout + SPARE_SECONDS)
     if answers and isinstance(answers[0], RoostError):
         raise answers[0]

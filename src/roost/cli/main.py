@@ -64,6 +64,7 @@ _COMMANDS = {
     "Inspect the cluster": {
         "nodes": ("Show the nodes of the live cluster with their ranks.", "--format inventory --out live.yaml"),
         "status": ("Show the jobs on the live cluster, who holds which accelerator, or the channels.", "--channels"),
+        "xray": ("Show who is where on any Ray cluster, what its jobs wait for, and why.", "--stacks"),
         "doctor": ("Check this machine and the cluster for problems, and say how to fix them.", "--run-dir /shared"),
         "up": ("Start a local cluster: real Ray nodes on this machine, fake accelerators.", "2x4"),
         "down": ("Stop the local cluster.", ""),

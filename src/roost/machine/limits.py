@@ -20,3 +20,5 @@ INTERPRETER_SECONDS = 30
 """The interpreter of a node group has so long to import Ray."""
 YOUNG_SECONDS = 30.0
 """A file younger than this may be about to be used, and is left alone."""
+PY_SPY_SECONDS = 20.0
+"""py-spy has so long to read the stacks of a process."""

@@ -34,8 +34,6 @@ FRESH_SECONDS = 1.0
 """The figures of one export are read once, and serve for so long."""
 ANSWER_SECONDS = 10.0
 """A worker has so long to write its stacks, unless --timeout says otherwise."""
-PY_SPY_SECONDS = 20.0
-"""py-spy has so long to read the stacks of a worker."""
 STACK_LOOK_SECONDS = 0.05
 """`roost stack` looks for the answer of the worker so often."""
 LAUNCH_SECONDS = 20.0

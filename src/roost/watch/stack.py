@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-import shutil
 import socket
-import subprocess
 import time
 from pathlib import Path
 
 from roost.deadline import Deadline
 from roost.errors import ClusterError, ConfigError
 from roost.machine.folders import open_regular
+from roost.machine.py_spy import read_stacks
 from roost.runtime.events.stacks import answer_file, request_file
 from roost.text import join_words, printable_lines
-from roost.watch.limits import ANSWER_SECONDS, PY_SPY_SECONDS, STACK_LOOK_SECONDS
+from roost.watch.limits import ANSWER_SECONDS, STACK_LOOK_SECONDS
 from roost.watch.views import RunView, State, WorkerView
 
 _LIMIT = 2**20
@@ -30,21 +29,23 @@ def stack_of(folder: Path, view: RunView, address: str, seconds: float = ANSWER_
     worker = workers[address]
     if worker.state in (State.DEAD, State.ENDED):
         raise ClusterError(f"{address} is not running: it is {worker.state}", hint="`roost logs` has what it printed")
-    text = _by_py_spy(worker) or _by_itself(folder, worker, seconds)
+    text = _by_py_spy(worker) or _main_first(_by_itself(folder, worker, seconds))
     return printable_lines(text)
+
+
+def _main_first(text: str) -> str:
+    r"""Put the main thread in front, which Python writes last: the only one that began in a module.
+
+    >>> _main_first("Thread 2:\n  File 'b.py' in f\n\nThread 1:\n  File 'a.py' in <module>\n").splitlines()[0]
+    'Thread 1:'
+    """
+    threads = text.strip("\n").split("\n\n")
+    return "\n\n".join(sorted(threads, key=lambda thread: not thread.endswith(" in <module>"))) + "\n"
 
 
 def _by_py_spy(worker: WorkerView) -> str:
     """Return what py-spy shows, or nothing where it is not installed, may not look, or the worker is elsewhere."""
-    program = shutil.which("py-spy")
-    if program is None or worker.host != socket.gethostname():
-        return ""
-    command = [program, "dump", "--nonblocking", "--pid", str(worker.pid)]
-    limit = PY_SPY_SECONDS
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
-        done = subprocess.run(command, capture_output=True, text=True, timeout=limit, check=True)  # noqa: S603 - a number
-        return done.stdout
-    return ""
+    return read_stacks(worker.pid)[0] if worker.host == socket.gethostname() else ""
 
 
 def _by_itself(folder: Path, worker: WorkerView, seconds: float) -> str:

@@ -54,7 +54,7 @@ def use_token_of(address: str, timeout: float) -> None:
     """
     refresh_authentication()
     takes = takes_token(address, "", timeout)
-    mode, token = os.environ.get(_MODE), _find_token()
+    mode, token = os.environ.get(_MODE), find_token()
     if takes is None:
         return
     if takes and mode == "token":
@@ -97,7 +97,7 @@ def use_own_token() -> None:
     if os.environ.get(_MODE):
         return
     variables = {_MODE: "token"}
-    if not _find_token():
+    if not find_token():
         try:
             _make_token(Path.home() / ".ray" / "auth_token")
         except (OSError, RuntimeError):
@@ -106,7 +106,7 @@ def use_own_token() -> None:
     refresh_authentication()
 
 
-def _find_token() -> str:
+def find_token() -> str:
     """Return the token that Ray would use: from the environment, or from a file."""
     if token := os.environ.get("RAY_AUTH_TOKEN", "").strip():
         return token

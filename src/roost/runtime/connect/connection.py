@@ -99,43 +99,15 @@ def connect(
     """
     check_nothing_waits()
     timeout = min(timeout, ASK_SECONDS)
-    for_connection.close()
-    _let_ray_connect(os.environ.get("RAY_ENABLE_AUTO_CONNECT") != "0")
-    wanted = address or os.environ.get("RAY_ADDRESS") or "auto"
-    local = read_local_cluster()
-    if local is not None and wanted in ("auto", local.address) and address != "auto":
-        wanted = local.address
-        if local.num_nodes < num_nodes:
-            raise NodesMissing(
-                f"the job wants {num_nodes} nodes, and the local cluster {local.spec} has {local.num_nodes}",
-                hint=f"`roost down`, then for example `roost up {num_nodes}x4`",
-            )
-        variables = {key: value for key, value in local.environment.items() if key != "RAY_ADDRESS"}
-        for_connection.callback(set_variables(variables))
-    if wanted.startswith("ray://"):
-        raise ConfigError(
-            f"{wanted} is an address of the Ray client, which cannot place workers on nodes",
-            hint="run on a node of the cluster, and give the address that `ray start --head` printed",
-        )
     # Ray would end this process a minute after its head died, with no `finally` block and no exit handler. It reads its
     # settings together with the token, and again while it connects; what it starts gets them too and ends with it.
     with contextlib.ExitStack() as undo:
         undo.callback(set_variables({_OUTLIVE: os.environ.get(_OUTLIVE, str(OUTLIVE_SECONDS))}))
         guard = None
-        found = _find_head(timeout, may_start=may_start) if wanted == "auto" else wanted
-        if wanted not in ("auto", "local"):
-            use_token_of(found, timeout)
+        found, is_local = locate(address, timeout, may_start=may_start, num_nodes=num_nodes)
         if found == "local":
-            if not may_start:
-                wanted_nodes = f", and the job wants {num_nodes} nodes" if num_nodes > 1 else ""
-                raise ClusterError(
-                    f"there is no Ray cluster to join{wanted_nodes}",
-                    hint=f"start a local one with `roost up {max(2, num_nodes)}x4`, or a real one with "
-                    "`ray start --head`",
-                )
             guard = _start_ray(namespace, working_dir)
         else:
-            is_local = local is not None and local.address == found
             hint = "it is the local cluster: `roost down`, then `roost up` again" if is_local else ""
             if not has_own_raylet(found):
                 # Ray itself would wait a minute for it.
@@ -157,6 +129,41 @@ def connect(
             guard.stop()
         raise
     return Connection(head=head, namespace=namespace, ray_job=context.get_job_id(), guard=guard)
+
+
+def locate(address: str | None, timeout: float, *, may_start: bool = False, num_nodes: int = 1) -> tuple[str, bool]:
+    """Return where Ray is, and whether that is the local cluster; "local" if there is none and one may be started.
+
+    From then on Ray uses the token that it wants, until the next call.
+    """
+    for_connection.close()
+    _let_ray_connect(os.environ.get("RAY_ENABLE_AUTO_CONNECT") != "0")
+    wanted = address or os.environ.get("RAY_ADDRESS") or "auto"
+    local = read_local_cluster()
+    if local is not None and wanted in ("auto", local.address) and address != "auto":
+        wanted = local.address
+        if local.num_nodes < num_nodes:
+            raise NodesMissing(
+                f"the job wants {num_nodes} nodes, and the local cluster {local.spec} has {local.num_nodes}",
+                hint=f"`roost down`, then for example `roost up {num_nodes}x4`",
+            )
+        variables = {key: value for key, value in local.environment.items() if key != "RAY_ADDRESS"}
+        for_connection.callback(set_variables(variables))
+    if wanted.startswith("ray://"):
+        raise ConfigError(
+            f"{wanted} is an address of the Ray client, which cannot place workers on nodes",
+            hint="run on a node of the cluster, and give the address that `ray start --head` printed",
+        )
+    found = _find_head(timeout, may_start=may_start) if wanted == "auto" else wanted
+    if wanted not in ("auto", "local"):
+        use_token_of(found, timeout)
+    if found == "local" and not may_start:
+        wanted_nodes = f", and the job wants {num_nodes} nodes" if num_nodes > 1 else ""
+        raise ClusterError(
+            f"there is no Ray cluster to join{wanted_nodes}",
+            hint=f"start a local one with `roost up {max(2, num_nodes)}x4`, or a real one with `ray start --head`",
+        )
+    return found, local is not None and local.address == found
 
 
 def prepare_disconnect() -> None:
