@@ -74,13 +74,20 @@ def plan(
             from roost.render.flow import flow_html
             from roost.render.html import draw_html
 
-            write_text(draw_html(found, grids[0], flow_html(flow) if flow else ()), out)
+            parts = [*(flow_html(flow) if flow else ())]
+            if loaded.ledger is not None:
+                from roost.render.fit import memory_html
+
+                parts += memory_html(loaded.ledger)
+            write_text(draw_html(found, grids[0], parts), out)
         else:
             below = ""
             if flow is not None and len(plans) == 1:
                 from roost.render.flow import flow_lines
 
                 below = "\n" + "\n".join(flow_lines(flow))
+            if loaded.ledger is not None and len(plans) == 1:
+                below += "\n" + "\n".join(loaded.ledger.lines())
             draw_map(*grids, out=out, below=below)
             if hardware is not None and out is None:
                 print_text(_start_text(found, hardware))
@@ -106,8 +113,20 @@ def _grid(loaded: Loaded, job: Path, component: list[str] | None, fold: bool) ->
     assumed = f"! assumed: {join_words(foreign.settings.assumed)}" if foreign and foreign.settings.assumed else ""
     remarks = [assumed] if assumed else []
     names = component or loaded.plan.names
+    lines = None
+    if loaded.ledger is not None:
+        from roost.render.fit import memory_lines  # few jobs need it
+
+        lines = memory_lines(loaded.ledger)
     return make_grid(
-        loaded.plan, title=title, fold=fold, only=names, taken=taken, assumed=loaded.assumed, remarks=remarks
+        loaded.plan,
+        title=title,
+        fold=fold,
+        only=names,
+        taken=taken,
+        lines=lines,
+        assumed=loaded.assumed,
+        remarks=remarks,
     )
 
 
