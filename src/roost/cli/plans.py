@@ -31,6 +31,7 @@ from roost.text import join_words
 
 if TYPE_CHECKING:
     from roost.config.readers.reading import ForeignJob
+    from roost.config.rules import RulesConfig
     from roost.placement.ledger import Ledger
     from roost.runtime.status import LiveHardware
 
@@ -122,6 +123,8 @@ class Loaded:
     """The job of another framework that it is the plan of."""
     ledger: Ledger | None = None
     """What the workers hold in memory, if the job says."""
+    rules: RulesConfig | None = None
+    """The rules about domains, if the job has any."""
     made_up: bool = False
     """Whether nobody says which nodes there are: idle accelerators of theirs say nothing about the job."""
 
@@ -136,6 +139,13 @@ class Loaded:
             ]
             lines = [f"memory: not known: {line}" for line in self.ledger.unknown]
             found = (*over, *found, *(Finding(code="memory-unknown", level="info", message=line) for line in lines))
+        if self.rules is not None:
+            from roost.placement.rules import broken  # few jobs need it
+
+            missed = (
+                f"{rule.text!r} does not hold: {said}" for rule, said in broken(self.rules, self.plan, preferred=True)
+            )
+            found = (*found, *(Finding(code="preferred", level="warning", message=line) for line in missed))
         if self.foreign is None:
             return found
         own = [
@@ -319,7 +329,7 @@ def plan_job(given: Given, flags: Flags, hardware: Topology | None = None) -> Lo
         from roost.placement.ledger import make_ledger  # few jobs need it
 
         ledger = make_ledger(plan, draft.memory)
-    return Loaded(plan=plan, live=live, flow=draft.flow, ledger=ledger, assumed=assumed)
+    return Loaded(plan=plan, live=live, flow=draft.flow, ledger=ledger, rules=draft.rules, assumed=assumed)
 
 
 def split_jobs(job: Path, overrides: Sequence[str]) -> tuple[list[Path], list[str]]:

@@ -15,6 +15,7 @@ from roost.config.memory import MEMORY_FIELDS, PHASES_FIELDS, MemoryConfig, read
 from roost.config.node_groups import WORKER_VARIABLES
 from roost.config.overrides import override
 from roost.config.reading import Notes, known_hint, read_fields
+from roost.config.rules import KEEP_FIELDS, MESH_FIELDS, SPREAD_FIELDS, RulesConfig, read_rules
 from roost.config.values import PLAIN_LIST, PLAIN_MAPPING, SHARE, TARGET, by_name, variables, whole
 from roost.config.yaml_file import parse_text
 from roost.errors import Where
@@ -43,6 +44,9 @@ RUN_FIELDS = Table(
     Field("flow", FLOW_FIELDS),
     Field("memory", MEMORY_FIELDS),
     Field("phases", PHASES_FIELDS),
+    Field("mesh", MESH_FIELDS),
+    Field("keep", KEEP_FIELDS),
+    Field("spread", SPREAD_FIELDS),
     is_open=True,
     naming="{name}",
 )
@@ -92,6 +96,7 @@ class RunDraft(JobDraft):
     entry: str | None
     flow: FlowConfig | None = None
     memory: MemoryConfig | None = None
+    rules: RulesConfig | None = None
 
 
 def read_job_text(text: str, *, name: str, overrides: Sequence[str] = ()) -> RunDraft:
@@ -117,6 +122,7 @@ def read_run_draft(config: object) -> RunDraft:
         entry=None if entry is None else TARGET.read(entry, notes, "entry"),
         flow=None if flow is None else read_flow(flow, names, notes),
         memory=read_memory(found["memory"], found["phases"], names, notes),
+        rules=read_rules(found["mesh"], found["keep"], found["spread"], names, notes),
     )
 
 

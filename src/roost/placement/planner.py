@@ -39,6 +39,10 @@ def make_plan(
     parallel, ignored = placement == "model-parallel", None
     if placement == "auto":
         parallel, ignored = _is_model_parallel(draft.job)
+    by_count = next((one for one in draft.job.cluster.components if one.count is not None), None)
+    if by_count is not None and parallel:
+        message = f"component {by_count.name!r} is placed by count, and a model-parallel job names its ranks"
+        raise PlacementError(message, hint="leave out the parallel sizes: a mesh says them", where=by_count.where())
     kind: type[ComponentPlacement] = HybridComponentPlacement
     if parallel:
         # Loaded when needed: a small job starts faster without it.

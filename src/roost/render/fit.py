@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 
+from roost.config.topology import Topology
+from roost.placement.domains import NODE, domains_of
 from roost.placement.ledger import Ledger, Seats
 from roost.render.grid import Line, Run
 from roost.render.svg import escape
@@ -29,6 +31,21 @@ def memory_lines(ledger: Ledger) -> dict[int, list[Line]]:
             last = max((local for local, _ in devices), default=0)
             lines.append(("node", (_bar(0, last, held, host.limit),)))
         found[node] = [line for line in lines if line[1]]
+    return found
+
+
+def domain_lines(topology: Topology, levels: Iterable[str]) -> dict[int, list[Line]]:
+    """Return for each node a bracket over the accelerators of each domain of each level."""
+    found: dict[int, list[Line]] = {}
+    for level in dict.fromkeys(level for level in levels if level != NODE):
+        domains = domains_of(topology, level)
+        for rank, node in enumerate(topology.nodes):
+            runs = []
+            own = [domains[rank, local] for local in range(len(node.accelerators))] or [domains[rank, -1]]
+            for domain, run in groupby(enumerate(own), key=lambda item: item[1]):
+                locals_ = [local for local, _ in run]
+                runs.append(Run(locals_[0], locals_[-1], domain or "no label"))
+            found.setdefault(rank, []).append((level, tuple(runs)))
     return found
 
 

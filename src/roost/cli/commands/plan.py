@@ -17,7 +17,7 @@ from roost.config.hardware import ACCELERATOR
 from roost.config.ranks import format_ranks
 from roost.errors import ConfigError
 from roost.placement.strategies import collector_paused
-from roost.render.grid import Grid, make_grid
+from roost.render.grid import Grid, Line, make_grid
 from roost.text import at_most, join_words, plural
 
 if TYPE_CHECKING:
@@ -113,11 +113,14 @@ def _grid(loaded: Loaded, job: Path, component: list[str] | None, fold: bool) ->
     assumed = f"! assumed: {join_words(foreign.settings.assumed)}" if foreign and foreign.settings.assumed else ""
     remarks = [assumed] if assumed else []
     names = component or loaded.plan.names
-    lines = None
-    if loaded.ledger is not None:
-        from roost.render.fit import memory_lines  # few jobs need it
+    lines: dict[int, list[Line]] = {}
+    if loaded.ledger is not None or loaded.rules is not None:
+        from roost.render.fit import domain_lines, memory_lines  # few jobs need it
 
-        lines = memory_lines(loaded.ledger)
+        levels = [rule.level for rule in loaded.rules.rules] if loaded.rules else []
+        lines = domain_lines(loaded.plan.topology, levels)
+        for rank, bars in (memory_lines(loaded.ledger) if loaded.ledger else {}).items():
+            lines.setdefault(rank, []).extend(bars)
     return make_grid(
         loaded.plan,
         title=title,

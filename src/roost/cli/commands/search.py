@@ -114,6 +114,8 @@ def search(
 
     answer = find(setup, top, fits if draft.memory else None)
     best = answer.best
+    if draft.rules is not None:
+        tell("note: mesh, keep and spread are not searched: plan the answer to have them checked")
     if left_out:
         tell(f"note: left out {plural(left_out, 'placement')} on which the nodes lack memory")
     if draft.memory and best.ranks:
