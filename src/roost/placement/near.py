@@ -84,6 +84,7 @@ class _Search:
         self.domain: list[tuple[str | None, ...]] = [key[0] for key in atoms]  # type: ignore[misc]
         self.may: list[tuple[bool, ...]] = [key[1] for key in atoms]  # type: ignore[misc]
         self.room = [len(own) for own in self.devices]
+        self.wholes = [_whole(one) for one in self.demands]
         self.blocks: list[list[_Block]] = []
         self.spreads = [[(levels.index(level), least) for level, least in one.spreads] for one in self.demands]
         self.cells: list[dict[tuple[str | None, ...], list[int]]] = []
@@ -95,6 +96,11 @@ class _Search:
             self._prepare(index, demand, levels)
         self.touched = [[Counter[str]() for _ in own] for own in self.spreads]
         self.open: dict[tuple[int, int, int], str] = {}
+        self.inside: dict[tuple[int, str | None], list[int]] = {}
+        """The atoms of each domain of each level."""
+        for atom, domain in enumerate(self.domain):
+            for key in enumerate(domain):
+                self.inside.setdefault(key, []).append(atom)
         self.parts = self._find_parts()
         self.part_at = {
             atom: (at, place) for at, (_, atoms) in enumerate(self.parts) for place, atom in enumerate(atoms)
@@ -168,7 +174,7 @@ class _Search:
     def _is_boundary(self) -> bool:
         """Tell whether no block is open before the next rank."""
         turn = self.turns[len(self.chosen)]
-        whole = _whole(self.demands[turn.demand])
+        whole = self.wholes[turn.demand]
         return turn.at % whole == 0 if whole > 1 else turn.at == 0
 
     def _state(self) -> object:
@@ -273,9 +279,11 @@ class _Search:
         checked: dict[tuple[str | None, ...], bool] = {}
         alike: set[object] = set()
         is_boundary = self._is_boundary()
-        for atom in range(self._lowest(turn), len(self.room)):
+        begun = [self.inside[block.level, one] for block, one in zip(blocks, known, strict=True) if one is not None]
+        lowest = self._lowest(turn)
+        for atom in min(begun, key=len) if begun else range(lowest, len(self.room)):
             self.steps += 1
-            if not self.room[atom] or not self.may[atom][index]:
+            if atom < lowest or not self.room[atom] or not self.may[atom][index]:
                 continue
             own = tuple(self.domain[atom][block.level] for block in blocks)
             if None in own or any(one not in (None, mine) for one, mine in zip(known, own, strict=True)):
