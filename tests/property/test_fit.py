@@ -22,7 +22,7 @@ SEED = int(os.environ.get("FIT_SEED", "0"))
 
 def with_hint(config, hint):
     """Return the config with what a hint says, if it is about one size or about how many start at once."""
-    if found := re.fullmatch(r"start (\d+) of (\w) at a time on a node: start_at_once: \1", hint):
+    if found := re.fullmatch(r"start (\d+) of (\w) at a time on a node \(start_at_once: \1, .*\)", hint):
         changes = {found[2]: {"start_at_once": int(found[1])}}
     elif found := re.fullmatch(r"(\w) start_host at most ([\d.]+)GiB", hint):
         changes = {found[1]: {"start_host": int(float(found[2]) * 2**30)}}

@@ -12,10 +12,13 @@ from roost.config.fields import Field, Table
 from roost.config.reading import Notes, Pair, known_hint, read_fields, read_text
 from roost.config.values import MEMORY, UNITS, Kind, Schema, by_name, typed, whole
 from roost.errors import Where
-from roost.text import join_words, shorten
+from roost.text import did_you_mean, join_words, shorten
 
 _MOST = 64
 """Roles, states of a role, and phases: far more than any job has."""
+
+
+_UNIT = "|".join(unit for unit in UNITS if unit)
 
 
 def _read_size(value: Value, notes: Notes, what: str) -> int | None:
@@ -28,12 +31,13 @@ def _read_size(value: Value, notes: Notes, what: str) -> int | None:
         notes.config(value, f"{what} is {shorten(text.strip(), 24)}: no memory is below zero")
     elif re.fullmatch(r"\s*[0-9.]+\s*", text) and text.strip() != "0":
         notes.config(value, f"{what} is {shorten(text.strip(), 24)}, without a unit", f"write {text.strip()}GiB")
+    elif not re.fullmatch(rf"\s*([0-9]+(\.[0-9]+)?\s*({_UNIT})|0)\s*", text):
+        notes.config(value, f"{what} is {shorten(text.strip(), 24)!r}", "write a size with its unit: 61GiB, 512MB")
     else:
         return int(found) if (found := MEMORY.read(value, notes, what)) is not None else None
     return None
 
 
-_UNIT = "|".join(unit for unit in UNITS if unit)
 SIZE = Kind(
     _read_size,
     lambda: typed(
@@ -201,7 +205,8 @@ def _read_phase(
     for role, pair in named.items():
         state = read_text(pair.value, notes, f"{what}: the state of {role}")
         if role not in mentioned:
-            hint = known_hint(role, roles) or "say what it holds, under memory"
+            close = did_you_mean(role, roles)
+            hint = f"did you mean {close!r}?" if close else "say what it holds in its states, under memory"
             notes.config(pair.key, f"{what}: nothing says what {shorten(role)!r} holds", hint)
         elif state is not None and role in roles:
             if state not in roles[role].states:

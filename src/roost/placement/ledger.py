@@ -210,7 +210,8 @@ class Ledger:
                 return is_enough(_changed(self.config, replace(role, start_at_once=most)))
 
             if most := next((count for count in range(now - 1, 0, -1) if with_most(count)), 0):
-                return f"start {most} of {role.name} at a time on a node: start_at_once: {most}"
+                how = f"start_at_once: {most}, in a script of yours, since roost run starts all"
+                return f"start {most} of {role.name} at a time on a node ({how})"
         return ""
 
     def _smaller(self, overflow: Overflow, is_enough: Callable[[MemoryConfig], bool]) -> Iterator[tuple[float, str]]:

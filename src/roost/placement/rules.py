@@ -129,7 +129,7 @@ class RuleBook:
             if count != mesh.count:
                 axis, rest = mesh.axes[0][0], mesh.count // mesh.axes[0][1]
                 hint = f"write {axis}: {count // rest}" if count % rest == 0 else f"take {rest} workers for each {axis}"
-                message = f"the mesh of {name!r} is {mesh}, and it has {plural(count, 'worker')}"
+                message = f"the mesh of {name!r} is {mesh}, and the component has {plural(count, 'worker')}"
                 found.append(Problem(message=message, hint=hint, where=mesh.where))
         for rule in self._rules.rules:
             if rule.level != NODE and label_of(self._topology, rule.level) is None and not rule.is_preferred:
