@@ -16,6 +16,8 @@ from roost.config.memory import read_memory
 from roost.config.reading import Notes
 from roost.placement.ledger import make_ledger
 
+pytestmark = pytest.mark.heavy
+
 JOBS = int(os.environ.get("FIT_JOBS", "2000"))
 SEED = int(os.environ.get("FIT_SEED", "0"))
 

@@ -11,6 +11,8 @@ import pytest
 import near_check
 from roost import PlacementError, Topology, make_plan
 
+pytestmark = pytest.mark.heavy
+
 FABRICS = int(os.environ.get("NEAR_FABRICS", "1000"))
 SEED = int(os.environ.get("NEAR_SEED", "0"))
 
