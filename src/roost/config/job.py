@@ -18,7 +18,7 @@ from roost.config.node_groups import GROUP_FIELDS, MAX_NODES, NodeGroup, read_no
 from roost.config.ranks import MAX_PROCESSES, Segment
 from roost.config.reading import Notes, PlacementText, check_name, describe
 from roost.config.topology import Topology
-from roost.config.values import FILLED_TEXT, FLAG, LABELS, PLACEMENT, by_name, items, whole
+from roost.config.values import FILLED_TEXT, FLAG, LABELS, PLACEMENT, Kind, Schema, by_name, items, whole
 from roost.config.yaml_file import as_document, parse_text, read_file
 from roost.errors import ConfigError, Where
 from roost.text import did_you_mean, plural
@@ -32,6 +32,12 @@ COMPONENT_FIELDS = Table(
     short=PLACEMENT,
     otherwise="write ranks such as 0-3:0-7 (without a space), or a mapping of node_group and placement",
 )
+
+
+def _component_schema() -> Schema:
+    return COMPONENT_FIELDS.schema() | {"anyOf": [{"required": [name]} for name in ("placement", "count")]}
+
+
 _MOST_COMPONENTS = 10_000
 _NOT_PLACEMENT = {
     **dict.fromkeys(
@@ -46,7 +52,7 @@ CLUSTER_FIELDS = Table(
     Field("num_nodes", whole(1, MAX_NODES), "How many nodes the job uses.", examples=(1, 2)),
     Field(
         "component_placement",
-        by_name(COMPONENT_FIELDS),
+        by_name(Kind(COMPONENT_FIELDS.read, _component_schema)),
         "The components, each with its place. Several may share one: `actor,rollout: 0-7`.",
         required=True,
     ),

@@ -70,5 +70,7 @@ def _bar(first: int, last: int, held: int, limit: int | None) -> Run:
 def memory_html(ledger: Ledger) -> Iterator[str]:
     """Yield what the ledger says as a part of a page."""
     yield "<h2>Memory</h2>"
-    yield from (f"<p><strong>{escape(item.message)}</strong> {escape(item.hint and "hint: " + item.hint)}</p>" for item in ledger.problems)
+    for item in ledger.problems:
+        hint = f" hint: {escape(item.hint)}" if item.hint else ""
+        yield f"<p><strong>{escape(item.message)}</strong>{hint}</p>"
     yield from (f"<p>{escape(line)}</p>" for line in ledger.lines())
