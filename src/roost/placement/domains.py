@@ -32,11 +32,9 @@ def domains_of(topology: Topology, level: str) -> dict[Place, str | None]:
     label = label_of(topology, level)
     found: dict[Place, str | None] = {}
     for rank, node in enumerate(topology.nodes):
-        if label is None and level == NODE:
-            own: str | None = str(rank)
-        else:
-            own = dict(node.labels).get(label or "")
+        own = str(rank) if level == NODE else dict(node.labels).get(label or "")
         found[rank, -1] = own
         for local, item in enumerate(node.accelerators):
-            found[rank, local] = dict(item.labels).get(label or "", own) if item.labels else own
+            has_own = item.labels and level != NODE
+            found[rank, local] = dict(item.labels).get(label or "", own) if has_own else own
     return found

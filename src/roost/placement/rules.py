@@ -91,12 +91,10 @@ def _groups(rule: Rule, mesh: Mesh | None, count: int) -> list[list[int]]:
     return list(found.values())
 
 
-class _Attempt(Protocol):
-    """Solve with these rules, and with fewer workers of some components."""
+class _Wanted(Protocol):
+    """What components want with these rules, and with fewer workers of some."""
 
-    def __call__(
-        self, rules: Sequence[Rule], counts: Mapping[str, int] | None = None
-    ) -> dict[str, list[int]] | None: ...
+    def __call__(self, rules: Sequence[Rule], counts: Mapping[str, int] | None = None) -> list[Demand]: ...
 
 
 class Chosen(NamedTuple):
@@ -159,7 +157,7 @@ class RuleBook:
             hint = "name ranks of one domain, or write prefer" if not rule.least else "name ranks of more domains"
             if all(len(item.local_hardware_ranks) == 1 for item in component.placements) and not component.node_groups:
                 demand = self._demand(component.name, component.world_size, None, taken, self._musts(rule.component))
-                if (found := self._solve([demand])) and (text := self._text(found[component.name])):
+                if (found := self._try([demand])) and (text := self._text(found[component.name])):
                     hint = f"{component.name}: {text} would obey"
             yield Problem(message=f"{rule.text!r} does not hold: {said}", hint=hint, where=rule.where)
 
@@ -172,22 +170,25 @@ class RuleBook:
         musts = [rule for rule in self._rules.rules if rule.component in names and not rule.is_preferred]
         prefers = [rule for rule in self._rules.rules if rule.component in names and rule.is_preferred]
 
-        def attempt(rules: Sequence[Rule], counts: Mapping[str, int] | None = None) -> dict[str, list[int]] | None:
-            return self._solve([
+        def wanted(rules: Sequence[Rule], counts: Mapping[str, int] | None = None) -> list[Demand]:
+            return [
                 self._demand(one.name, (counts or {}).get(one.name, one.count or 0), one, taken, rules)
                 for one in components
-            ])  # fmt: skip
+            ]
 
         try:
-            found = attempt([*musts, *prefers]) if prefers else None
+            found = self._solve(wanted([*musts, *prefers])) if prefers else None
+        except UndecidedError:
+            found = None
+        try:
             kept = list(musts)
             if found is None:
-                found = attempt(musts)
+                found = self._solve(wanted(musts))
                 for rule in prefers if found is not None else ():
-                    if (better := attempt([*kept, rule])) is not None:
+                    if (better := self._try(wanted([*kept, rule]))) is not None:
                         kept, found = [*kept, rule], better
             if found is None:
-                return Chosen({}, (self._clash(components, musts, attempt, taken),))
+                return Chosen({}, (self._clash(components, musts, wanted, taken),))
         except UndecidedError:
             names_text = join_words([one.name for one in components])
             message = f"no ranks for {names_text} were found in a second of trying, and none are known to be impossible"
@@ -205,6 +206,19 @@ class RuleBook:
 
     def _solve(self, demands: Sequence[Demand]) -> dict[str, list[int]] | None:
         return solve(demands, {level: [own[one] for one in self._places] for level, own in self._domains.items()})
+
+    def _try(self, demands: Sequence[Demand]) -> dict[str, list[int]] | None:
+        """Solve, where giving up is as good as finding nothing."""
+        try:
+            return self._solve(demands)
+        except UndecidedError:
+            return None
+
+    def _is_impossible(self, demands: Sequence[Demand]) -> bool:
+        try:
+            return self._solve(demands) is None
+        except UndecidedError:
+            return False
 
     def _demand(
         self, name: str, count: int, component: ComponentConfig | None, taken: set[Place], rules: Sequence[Rule]
@@ -231,23 +245,25 @@ class RuleBook:
         return write_ranks([[space.rank_of(*self._places[at], ACCELERATOR)] for at in found])
 
     def _clash(
-        self, components: Sequence[ComponentConfig], musts: Sequence[Rule], attempt: _Attempt, taken: set[Place]
+        self, components: Sequence[ComponentConfig], musts: Sequence[Rule], wanted: _Wanted, taken: set[Place]
     ) -> Problem:
         """Return the fewest rules that cannot hold together, what they meet, and the nearest that works."""
-        free = len(self._demand("", 1, None, taken, ()).allowed)
+        free = len(frozenset[int]().union(*(one.allowed for one in wanted([]))))
         asked = join_words([f"{one.name} {one.count}" for one in components])
-        if attempt([]) is None:
+        if self._is_impossible(wanted([])):
             message = f"{asked} by count, and {plural(free, 'accelerator')} of {self._nodes} nodes are free for them"
-            return Problem(message=message, hint="take fewer, or more nodes", where=components[0].where())
+            return Problem(
+                message=message, hint="take fewer, more nodes, or other node groups", where=components[0].where()
+            )
         clash = list(musts)
         for rule in musts:
             rest = [other for other in clash if other is not rule]
-            if attempt(rest) is None:
+            if self._is_impossible(wanted(rest)):
                 clash = rest
         both = len(clash) > 1
         message = f"{join_words([repr(rule.text) for rule in clash])} cannot hold" + (" together" if both else "")
         message += f" for {asked}: {'; '.join(self._facts(clash, taken))}"
-        return Problem(message=message, hint=self._nearest(components, musts, clash, attempt), where=clash[0].where)
+        return Problem(message=message, hint=self._nearest(components, musts, clash, wanted), where=clash[0].where)
 
     def _facts(self, clash: Sequence[Rule], taken: set[Place]) -> Iterator[str]:
         """Yield for each level of a clash how many accelerators are free in each domain, and what has no label."""
@@ -266,7 +282,7 @@ class RuleBook:
             yield f"free by {level}: {', '.join(parts[:4])}{more}{lack}"
 
     def _nearest(
-        self, components: Sequence[ComponentConfig], musts: Sequence[Rule], clash: Sequence[Rule], attempt: _Attempt
+        self, components: Sequence[ComponentConfig], musts: Sequence[Rule], clash: Sequence[Rule], wanted: _Wanted
     ) -> str:
         """Return the largest mesh that would obey, or the rule without which there is a plan."""
         for one in components:
@@ -278,13 +294,13 @@ class RuleBook:
             low, high = 0, size - 1
             while low < high:
                 middle = (low + high + 1) // 2
-                is_enough = attempt(musts, {one.name: middle * unit}) is not None
+                is_enough = self._try(wanted(musts, {one.name: middle * unit})) is not None
                 low, high = (middle, high) if is_enough else (low, middle - 1)
             if low:
                 count = f", so count: {low * unit}," if mesh else ""
                 return f"{one.name} with {axis}: {low}{count} would obey"
         for rule in clash:
-            found = attempt([other for other in musts if other is not rule])
+            found = self._try(wanted([other for other in musts if other is not rule]))
             if found is not None:
                 texts = {name: self._text(own) for name, own in found.items()}
                 where = ", ".join(f"{name}: {text}" for name, text in texts.items() if text)
