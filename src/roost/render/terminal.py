@@ -129,7 +129,9 @@ class _Drawing:
             yield from (self._line(label, Text("")) for label in labels)
         for name, runs in row.lines:
             per_line, width = self._cells[id(row.strips[0])]
-            for shown in _lines(row.strips[0].cells, per_line):
+            # What is alike over all cells needs no second line.
+            count = row.strips[0].cells if len(runs) > 1 else per_line
+            for shown in _lines(count, per_line):
                 body = Text()
                 for run in runs:
                     cells = min(run.last, shown.stop - 1) - max(run.first, shown.start) + 1
@@ -232,7 +234,8 @@ def _run(run: Run, room: int) -> tuple[str, str]:
     """Return a domain or a bar with its text, as wide as there is room, and its style."""
     if run.part is None:
         return f"│{_cut(run.text, room - 3)}".ljust(room - 1, "┄") + "│", "dim"
-    text = run.text if len(run.text) + 8 <= room else f"{run.part:.0%}"
+    short = "?" if run.text.endswith("?") else f"{run.part:.0%}"
+    text = run.text if len(run.text) + 8 <= room else short
     bar = room - len(text) - 2
     full = min(bar, round(run.part * bar))
     style = "red" if run.part > 1 else "yellow" if run.part > 0.9 else "green"
