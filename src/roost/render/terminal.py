@@ -130,9 +130,9 @@ class _Drawing:
         for name, runs in row.lines:
             per_line, width = self._cells[id(row.strips[0])]
             # What is alike over all cells needs no second line.
-            cells = row.strips[0].cells
-            is_whole = len(runs) == 1 and runs[0].last - runs[0].first + 1 == cells
-            for shown in _lines(per_line if is_whole else cells, per_line):
+            count = row.strips[0].cells
+            is_whole = len(runs) == 1 and runs[0].last - runs[0].first + 1 == count
+            for shown in _lines(per_line if is_whole else count, per_line):
                 body = Text()
                 for run in runs:
                     cells = min(run.last, shown.stop - 1) - max(run.first, shown.start) + 1
