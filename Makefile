@@ -4,7 +4,7 @@
 #   make check   lint, types and the tests without Ray: under a minute
 #   make ray     the tests on real Ray clusters on this machine
 #   make soak    random faults for minutes: SOAK_MINUTES=60 make soak goes on for an hour, SOAK_SEED=7 repeats one
-#   make soak-search   the search against brute force on 100,000 random problems
+#   make soak-search   the search against brute force on 100,000 random problems, and a million of memory
 #   make test-ray-floor   the same with the oldest Ray that Roost works with
 #   make demo-llm   watch a language model being post-trained with vLLM; make test-engines   the tests with vLLM
 #   make demo    watch a training run  make golden  rewrite the golden files; then look at the change
@@ -27,6 +27,8 @@ ROOM   ?=
 IN_ROOM = $(if $(ROOM),--room $(ROOM))
 SOAK_MINUTES ?= 10
 SEARCH_INSTANCES ?= 100000
+FIT_JOBS ?= 1000000
+NEAR_FABRICS ?= 10000
 # A build for CPUs: the others are several GB. Only one example needs it.
 TORCH  ?= torch==2.13.0+cpu
 # A build of vLLM for CPUs, of a third party; with GPUs, vllm itself. It has a virtual environment of its own: 2.5 GB.
@@ -135,6 +137,7 @@ dist: $(VENV)/.installed-dev
 soak-search: $(VENV)/.installed-dev
 	@echo "== the search against brute force"
 	@SEARCH_INSTANCES=$(SEARCH_INSTANCES) $(BIN)/pytest -n 2 -k brute_force tests/property/test_search.py
+	@FIT_JOBS=$(FIT_JOBS) NEAR_FABRICS=$(NEAR_FABRICS) $(BIN)/pytest -n 2 tests/property/test_fit.py tests/property/test_near.py
 
 golden: $(VENV)/.installed-dev
 	@$(BIN)/python docs/limits.py

@@ -38,8 +38,20 @@ def _extended(problem: Problem, node_of: tuple[int, ...], sets: Sets) -> Iterato
         per_node = Counter(node_of[device] for device in own)
         if any(number % role.devices_per_worker for number in per_node.values()):
             continue
+        if not fits_in_memory(problem, (*sets, own)):
+            continue
         if all(not own & other or own <= other or other <= own for other in sets):
             yield from _extended(problem, node_of, (*sets, own))
+
+
+def fits_in_memory(problem: Problem, sets: Sets) -> bool:
+    """Tell whether every device has memory for all its roles in every phase."""
+    kind_of = [kind for size, kind in zip(problem.nodes, problem.kinds, strict=True) for _ in range(size)]
+    for device, kind in enumerate(kind_of if problem.limits else ()):
+        held = [role.memory for role, own in zip(problem.roles, sets, strict=False) if device in own and role.memory]
+        if any(sum(sizes) > problem.limits[kind] for sizes in zip(*held, strict=True)):
+            return False
+    return True
 
 
 def shape_of(problem: Problem, sets: Sets) -> tuple[object, ...]:

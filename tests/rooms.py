@@ -26,6 +26,8 @@ ELSEWHERE = {
     "tests/property/test_properties.py": "placement",
     "tests/property/test_schema.py": "placement",
     "tests/property/test_search.py": "search",
+    "tests/property/test_fit.py": "placement",
+    "tests/property/test_near.py": "placement",
     "tests/property/test_weights.py": "weights",
     "tests/ray": "runtime",
     **{f"tests/ray/test_{name}.py": room for room, names in ON_RAY.items() for name in names},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 from roost.search.problem import Call, Problem, Role, WeightUpdate
 
@@ -43,8 +44,20 @@ def random_problem(seed: int) -> Problem:
         source, target = dice.sample(range(number), 2)
         lag = dice.choice([0, 1, 2])
         weights = WeightUpdate(source=f"role{source}", target=f"role{target}", time=dice.randint(0, 4), staleness=lag)
+    limits: tuple[int, ...] = ()
+    if dice.random() < 0.3:
+        phases = dice.randint(1, 3)
+        sizes = [tuple(dice.randint(0, 6) for _ in range(phases)) if dice.random() < 0.9 else () for _ in roles]
+        roles = [replace(role, memory=own) for role, own in zip(roles, sizes, strict=True)]
+        limits = tuple(dice.randint(6, 14) for _ in devices)
     return Problem(
-        roles=tuple(roles), calls=tuple(calls), edges=tuple(edges), weights=weights, nodes=nodes, kinds=kinds
+        roles=tuple(roles),
+        calls=tuple(calls),
+        edges=tuple(edges),
+        weights=weights,
+        nodes=nodes,
+        kinds=kinds,
+        limits=limits,
     )
 
 

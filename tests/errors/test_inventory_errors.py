@@ -196,7 +196,7 @@ nodes:
 lab.yml:2:21: an accelerator has no key 'count'
     - accelerators: [{count: 2}]
                       ^^^^^
-  hint: it has 'device', 'memory', 'model' and 'type'
+  hint: it has 'device', 'labels', 'memory', 'model' and 'type'
 """,
     ),
     "an accelerator that is a number": (

@@ -17,6 +17,9 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from roost import Plan, Topology, make_plan
+from roost.config.run import read_run_draft
+from roost.placement.ledger import make_ledger
+from roost.render.fit import domain_lines, memory_lines
 from roost.render.grid import PALETTE, ink, make_grid, short_names
 from roost.render.html import draw_html
 from roost.render.svg import DARK, LIGHT, draw_svg
@@ -319,3 +322,33 @@ def test_a_long_title_is_not_cut_off():
     width = re.search(r'<svg [^>]*width="(\d+)"', draw_svg(plan, make_grid(plan, title=title)))
     # A bold letter of 16 px is about this wide on average.
     assert int(width[1]) >= 8.5 * len(title) + 2 * 24
+
+
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_domains_and_memory(width, golden):
+    """Ten nodes of two domains: brackets, bars that are full, one that overflows, one that is not known."""
+    nodes = [
+        {"accelerators": {"count": 4, "memory": f"{80 if rank else 64}GiB"}, "memory": "900GiB",
+         "labels": {"nvlink": "ab"[rank > 4]}}
+        for rank in range(9)
+    ]  # fmt: skip
+    nodes.append({"accelerators": [{}, {}, {"labels": {"nvlink": "c"}}, {"labels": {"nvlink": "c"}}]})
+    job = {
+        "cluster": {"component_placement": {"actor,rollout": "0-39"}},
+        "memory": {
+            "actor": {"train": "61GiB", "asleep": {"device": "1.4GiB", "host": "60GiB"}},
+            "rollout": {"generate": "70GiB", "asleep": "3.4GiB"},
+        },
+        "phases": {
+            "generate": {"rollout": "generate", "actor": "asleep"},
+            "train": {"actor": "train", "rollout": "asleep"},
+        },
+    }
+    draft = read_run_draft(job)
+    plan = make_plan(draft, Topology.from_dict({"nodes": nodes}), allow_overflow=True)
+    lines = domain_lines(plan.topology, ["nvlink"])
+    for rank, bars in memory_lines(make_ledger(plan, draft.memory)).items():
+        lines[rank] += bars
+    grid = make_grid(plan, title="job.yaml", lines=lines)
+    golden(FILES / f"memory-{width}.txt", f"{draw_terminal(grid, width=width).plain}\n")
+    golden(FILES / "memory.svg", draw_svg(plan, grid))

@@ -124,4 +124,6 @@ def _workers(context: typer.Context) -> dict[str, int]:
     except RoostError:
         # The flag with the right hardware may still be to come.
         parts = read_job_draft(job).job.cluster.components
-        return {part.name: last.last + 1 if (last := part.segments[-1].processes) else 1 for part in parts}
+        return {
+            part.name: part.count or (last.last + 1 if (last := part.segments[-1].processes) else 1) for part in parts
+        }

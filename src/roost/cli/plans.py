@@ -31,6 +31,8 @@ from roost.text import join_words
 
 if TYPE_CHECKING:
     from roost.config.readers.reading import ForeignJob
+    from roost.config.rules import RulesConfig
+    from roost.placement.ledger import Ledger
     from roost.runtime.status import LiveHardware
 
 _SUFFIXES = (".yaml", ".yml", ".json", ".sh", ".toml", ".bash", ".slurm", ".sbatch")
@@ -119,6 +121,10 @@ class Loaded:
     """The hardware in shorthand, if nothing says which there is."""
     foreign: ForeignJob | None = None
     """The job of another framework that it is the plan of."""
+    ledger: Ledger | None = None
+    """What the workers hold in memory, if the job says."""
+    rules: RulesConfig | None = None
+    """The rules about domains, if the job has any."""
     made_up: bool = False
     """Whether nobody says which nodes there are: idle accelerators of theirs say nothing about the job."""
 
@@ -126,6 +132,20 @@ class Loaded:
     def findings(self) -> tuple[Finding, ...]:
         """What is wrong with the plan or worth knowing: what the framework refuses first."""
         found = tuple(item for item in lint(self.plan) if not (self.made_up and item.code == "idle"))
+        if self.ledger is not None:
+            over = [
+                Finding(code="memory", level="error", message=item.message, hint=item.hint, where=item.where)
+                for item in self.ledger.problems
+            ]
+            lines = [f"memory: not known: {line}" for line in self.ledger.unknown]
+            found = (*over, *found, *(Finding(code="memory-unknown", level="info", message=line) for line in lines))
+        if self.rules is not None:
+            from roost.placement.rules import broken  # few jobs need it
+
+            missed = (
+                f"{rule.text!r} does not hold: {said}" for rule, said in broken(self.rules, self.plan, preferred=True)
+            )
+            found = (*found, *(Finding(code="preferred", level="warning", message=line) for line in missed))
         if self.foreign is None:
             return found
         own = [
@@ -301,9 +321,15 @@ def plan_job(given: Given, flags: Flags, hardware: Topology | None = None) -> Lo
             tell(live.note)
     elif hardware is None or flags.hardware:
         hardware, assumed = find_hardware(config, flags.cluster, flags.inventory, "--cluster, --inventory or --live")
-    plan = make_plan(draft, hardware, placement=flags.placement, isolate_accelerator=not flags.no_isolate)
+    isolate = not flags.no_isolate
+    plan = make_plan(draft, hardware, placement=flags.placement, isolate_accelerator=isolate, allow_overflow=True)
     check_num_nodes(draft.job, plan)
-    return Loaded(plan=plan, live=live, flow=draft.flow, assumed=assumed)
+    ledger = None
+    if draft.memory is not None:
+        from roost.placement.ledger import make_ledger  # few jobs need it
+
+        ledger = make_ledger(plan, draft.memory)
+    return Loaded(plan=plan, live=live, flow=draft.flow, ledger=ledger, rules=draft.rules, assumed=assumed)
 
 
 def split_jobs(job: Path, overrides: Sequence[str]) -> tuple[list[Path], list[str]]:

@@ -45,6 +45,7 @@ _SAME_FIELDS = (
     ),
     Field("model", TEXT, "The model.", examples=("H100",)),
     Field("memory", MEMORY, "The memory of each. Bytes, or a number with a unit."),
+    Field("labels", TEXTS, "Labels of its own, such as its NVLink domain; others are those of its node."),
 )
 ACCELERATOR_FIELDS = Table(
     "One accelerator.",
@@ -202,6 +203,7 @@ def _read_accelerators(value: Value, notes: Notes) -> tuple[Accelerator, ...]:
 def _read_accelerator(section: Section) -> Accelerator:
     return Accelerator(
         type=AcceleratorType(section.read("type", AcceleratorType.NVIDIA)),
+        labels=tuple(sorted(section.read("labels", {}).items())),
         **{key: section.read(key) for key in ("model", "memory", "device")},
     )
 
@@ -227,7 +229,13 @@ def _write_accelerators(accelerators: tuple[Accelerator, ...]) -> int | dict[str
 
 
 def _write_accelerator(item: Accelerator) -> dict[str, Any]:
-    out = {"type": str(item.type), "model": item.model, "memory": _write_memory(item.memory), "device": item.device}
+    out: dict[str, Any] = {
+        "type": str(item.type),
+        "model": item.model,
+        "memory": _write_memory(item.memory),
+        "device": item.device,
+    }
+    out["labels"] = dict(item.labels) or None
     return {key: value for key, value in out.items() if value is not None}
 
 

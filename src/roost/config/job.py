@@ -15,22 +15,29 @@ from roost.config.document import Value
 from roost.config.fields import Field, Section, Table
 from roost.config.inventory import SHORTHAND
 from roost.config.node_groups import GROUP_FIELDS, MAX_NODES, NodeGroup, read_node_groups
-from roost.config.ranks import Segment
+from roost.config.ranks import MAX_PROCESSES, Segment
 from roost.config.reading import Notes, PlacementText, check_name, describe
 from roost.config.topology import Topology
-from roost.config.values import FILLED_TEXT, FLAG, LABELS, PLACEMENT, by_name, items, whole
+from roost.config.values import FILLED_TEXT, FLAG, LABELS, PLACEMENT, Kind, Schema, by_name, items, whole
 from roost.config.yaml_file import as_document, parse_text, read_file
 from roost.errors import ConfigError, Where
 from roost.text import did_you_mean, plural
 
 COMPONENT_FIELDS = Table(
     "Ranks of hardware, and after a colon the process ranks on them: `0-7`, `0-3:0-7` for two processes on each, "
-    "`0-7:0-3` for two pieces of hardware each, `all`; or a mapping of node_group and placement.",
-    Field("placement", PLACEMENT, "The ranks, counted over the node group.", required=True),
+    "`0-7:0-3` for two pieces of hardware each, `all`; or a mapping with node_group, and placement or count.",
+    Field("placement", PLACEMENT, "The ranks, counted over the node group."),
+    Field("count", whole(1, MAX_PROCESSES), "So many accelerators, a process on each: which ones the rules decide."),
     Field("node_group", LABELS, "The label of the node group, or several: `a800,4090`. `node` is all nodes, bare."),
     short=PLACEMENT,
     otherwise="write ranks such as 0-3:0-7 (without a space), or a mapping of node_group and placement",
 )
+
+
+def _component_schema() -> Schema:
+    return COMPONENT_FIELDS.schema() | {"anyOf": [{"required": [name]} for name in ("placement", "count")]}
+
+
 _MOST_COMPONENTS = 10_000
 _NOT_PLACEMENT = {
     **dict.fromkeys(
@@ -45,7 +52,7 @@ CLUSTER_FIELDS = Table(
     Field("num_nodes", whole(1, MAX_NODES), "How many nodes the job uses.", examples=(1, 2)),
     Field(
         "component_placement",
-        by_name(COMPONENT_FIELDS),
+        by_name(Kind(COMPONENT_FIELDS.read, _component_schema)),
         "The components, each with its place. Several may share one: `actor,rollout: 0-7`.",
         required=True,
     ),
@@ -104,6 +111,8 @@ class ComponentConfig:
     segments: tuple[Segment, ...]
     source: PlacementText = field(repr=False, compare=False)
     group_values: tuple[Value, ...] = field(default=(), repr=False, compare=False)
+    count: int | None = None
+    """How many accelerators it takes, where it does not name them; it has no segments then."""
 
     def where(self, segment: Segment | None = None, *, last: bool = False) -> Where:
         """Return the place of the placement, of one segment, or of that segment's last resource."""
@@ -320,9 +329,22 @@ def _read_component(name: str, value: Value, notes: Notes) -> ComponentConfig | 
     if value.kind == "mapping":
         section = COMPONENT_FIELDS.read(value, notes, what)
         groups = section.read("node_group", {})
-        read = section.read("placement", what=what)
         if "node_group" in section and not groups:
             return None
+        if "count" in section:
+            if "placement" in section:
+                hint = "name the ranks, or say how many"
+                notes.config(section.value("count"), f"{what} has a placement and a count", hint)
+            value = section.value("count")
+            count = section.read("count", what=f"the count of {what}")
+            labels, source = tuple(groups), PlacementText(value, "", ((0, value),))
+            return None if count is None else ComponentConfig(
+                name=name, node_groups=labels, segments=(), source=source, group_values=tuple(groups.values()),
+                count=count,
+            )  # fmt: skip
+        read = section.read("placement", what=what)
+        if "placement" not in section and not any(key not in COMPONENT_FIELDS.fields for key in section.pairs):
+            notes.config(value, f"{what} lacks 'placement'", "or say how many accelerators: count: 8")
     else:
         read = PLACEMENT.read(value, notes, what)
     if read is None:

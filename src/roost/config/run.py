@@ -1,4 +1,4 @@
-"""The sections of a job that say what runs: `workers`, a class for each component, `entry`, a function, and `flow`."""
+"""The sections of a job that say what runs: `workers`, a class for each component, `entry`, a function, and more."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from roost.config.document import Value
 from roost.config.fields import Field, Table
 from roost.config.flow import FLOW_FIELDS, FlowConfig, read_flow
 from roost.config.job import JobDraft, read_job_draft
+from roost.config.memory import MEMORY_FIELDS, PHASES_FIELDS, MemoryConfig, read_memory
 from roost.config.node_groups import WORKER_VARIABLES
 from roost.config.overrides import override
 from roost.config.reading import Notes, known_hint, read_fields
+from roost.config.rules import KEEP_FIELDS, MESH_FIELDS, SPREAD_FIELDS, RulesConfig, read_rules
 from roost.config.values import PLAIN_LIST, PLAIN_MAPPING, SHARE, TARGET, by_name, variables, whole
 from roost.config.yaml_file import parse_text
 from roost.errors import Where
@@ -40,6 +42,11 @@ RUN_FIELDS = Table(
         examples=("my_job.main",),
     ),
     Field("flow", FLOW_FIELDS),
+    Field("memory", MEMORY_FIELDS),
+    Field("phases", PHASES_FIELDS),
+    Field("mesh", MESH_FIELDS),
+    Field("keep", KEEP_FIELDS),
+    Field("spread", SPREAD_FIELDS),
     is_open=True,
     naming="{name}",
 )
@@ -88,6 +95,8 @@ class RunDraft(JobDraft):
     workers: dict[str, WorkerConfig]
     entry: str | None
     flow: FlowConfig | None = None
+    memory: MemoryConfig | None = None
+    rules: RulesConfig | None = None
 
 
 def read_job_text(text: str, *, name: str, overrides: Sequence[str] = ()) -> RunDraft:
@@ -96,12 +105,13 @@ def read_job_text(text: str, *, name: str, overrides: Sequence[str] = ()) -> Run
 
 
 def read_run_draft(config: object) -> RunDraft:
-    """Read all sections of any config, as `read_job_draft` does; `workers`, `entry` and `flow` may be left out."""
+    """Read all sections of any config, as `read_job_draft` does; all but `cluster` may be left out."""
     if isinstance(config, RunDraft):
         return config
     draft = read_job_draft(config)
     notes = draft.notes.copy()
-    section, entry, flow = (_section(draft.job.document, name, notes) for name in RUN_FIELDS.fields)
+    found = {name: _section(draft.job.document, name, notes) for name in RUN_FIELDS.fields}
+    section, entry, flow = (found[name] for name in ("workers", "entry", "flow"))
     # Where the components cannot be read, every name would be unknown.
     names = draft.names if draft.names or not draft.notes.problems else None
     return RunDraft(
@@ -111,6 +121,8 @@ def read_run_draft(config: object) -> RunDraft:
         workers={} if section is None else _read_workers(section, names, notes),
         entry=None if entry is None else TARGET.read(entry, notes, "entry"),
         flow=None if flow is None else read_flow(flow, names, notes),
+        memory=read_memory(found["memory"], found["phases"], names, notes),
+        rules=read_rules(found["mesh"], found["keep"], found["spread"], names, notes),
     )
 
 

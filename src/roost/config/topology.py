@@ -35,6 +35,8 @@ class Accelerator:
     model: str | None = None
     memory: int | None = None
     device: str | None = None
+    labels: tuple[tuple[str, str], ...] = ()
+    """Labels of its own, which go before those of its node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from roost.config.hardware import ACCELERATOR
 from roost.config.job import ClusterConfig, ComponentConfig, JobConfig, read_job_draft
 from roost.config.ranks import MAX_PROCESSES, RankRange, Segment
 from roost.config.reading import Notes, pair_hint
-from roost.config.run import RunDraft, WorkerConfig
+from roost.config.rules import RulesConfig
+from roost.config.run import RunDraft, WorkerConfig, read_run_draft
 from roost.config.topology import RankSpace, Topology, topology_of
 from roost.config.values import variable_problem
 from roost.errors import ConfigError, PlacementError, Problem
@@ -47,11 +49,18 @@ class ComponentPlacement:
 
     def __init__(self, config: object, cluster: object, *, isolate_accelerator: bool = True) -> None:
         draft = read_job_draft(config)
+        if not isinstance(draft, RunDraft) and any(one.count is not None for one in draft.job.cluster.components):
+            # The rules decide which accelerators these get.
+            draft = read_run_draft(draft)
         notes = draft.notes.copy()
         self._job = draft.job
         self._isolate_accelerator = isolate_accelerator
         self._topology = _join_groups(topology_of(cluster), draft.job, notes)
         self._layouts = self._lay_out(notes)
+        counted = [one for one in draft.job.cluster.components if one.count is not None]
+        rules = draft.rules if isinstance(draft, RunDraft) else None
+        if (counted or rules is not None) and not notes.problems:
+            self._obey(rules, counted, notes)
         if isinstance(draft, RunDraft):
             self._check_variables(draft.workers, notes)
         notes.raise_if_any()
@@ -114,13 +123,37 @@ class ComponentPlacement:
         """Lay out every component; note and leave out components that cannot be placed."""
         layouts: dict[str, ComponentLayout] = {}
         for component in self._job.cluster.components:
-            if not self._has_groups(component, notes):
+            if not self._has_groups(component, notes) or component.count is not None:
                 continue
             try:
                 layouts[component.name] = self._lay_out_component(component)
             except PlacementError as error:
                 notes.placement(*(pointed(problem, component) for problem in error.problems))
         return layouts
+
+    def _obey(self, rules: RulesConfig | None, counted: Sequence[ComponentConfig], notes: Notes) -> None:
+        """Check the rules about domains, and place the components that say how many accelerators they want."""
+        from roost.placement.rules import Chosen, RankedPlacementStrategy, RuleBook  # few jobs need it
+
+        book = RuleBook(self._topology, rules, self._job.cluster.num_nodes)
+        sizes = {name: layout.plan.world_size for name, layout in self._layouts.items()}
+        notes.placement(*book.check(sizes | {one.name: one.count or 0 for one in counted}))
+        if notes.problems:
+            return
+        exact = self.plan()
+        notes.placement(*book.check_exact(exact))
+        pieces = (piece for piece in exact.occupants() if piece.kind == ACCELERATOR)
+        chosen = (
+            book.choose(counted, {(piece.node_rank, piece.local_rank) for piece in pieces}) if counted else Chosen()
+        )
+        notes.placement(*chosen.problems)
+        for component in counted if not chosen.problems else ():
+            ranks = chosen.ranks[component.name]
+            strategy = RankedPlacementStrategy(hardware_ranks=ranks, node_groups=component.node_groups)
+            self._layouts[component.name] = self._layout(component, sorted(ranks), strategy)
+        # In the order of the config.
+        self._layouts = {one.name: self._layouts[one.name] for one in self._job.cluster.components
+                         if one.name in self._layouts}  # fmt: skip
 
     def _check_variables(self, workers: Mapping[str, WorkerConfig], notes: Notes) -> None:
         """Note the variables that say which devices a worker sees, where the plan sets them."""
@@ -150,9 +183,9 @@ class ComponentPlacement:
         segments = resolve(component, space, self._too_few_nodes())
         if space.is_bare:
             nodes = [node for segment in segments for node in _share_nodes(segment, component)]
-            return self._layout(component, segments, NodePlacementStrategy(nodes, labels))
+            return self._layout(component, ranks_of(segments), NodePlacementStrategy(nodes, labels))
         processes = [ranks for segment in segments for ranks in _share_hardware(segment, component)]
-        return self._layout(component, segments, FlexiblePlacementStrategy(processes, labels))
+        return self._layout(component, ranks_of(segments), FlexiblePlacementStrategy(processes, labels))
 
     def _too_few_nodes(self) -> str:
         """Return a hint if ranks are missing because the cluster is smaller than the job says."""
@@ -162,12 +195,12 @@ class ComponentPlacement:
         return f"num_nodes is {wanted}, but the given cluster has {plural(there, 'node')}"
 
     def _layout(
-        self, component: ComponentConfig, segments: list[ResolvedSegment], strategy: PlacementStrategy, **sizes: Any
+        self, component: ComponentConfig, ranks: Iterable[int], strategy: PlacementStrategy, **sizes: Any
     ) -> ComponentLayout:
         plan = ComponentPlan(
             name=component.name,
             node_groups=component.node_groups,
-            hardware_ranks=tuple(rank for segment in segments for rank in segment.resources.as_range()),
+            hardware_ranks=tuple(ranks),
             placements=tuple(strategy.get_placement(self._topology, self._isolate_accelerator)),
             **sizes,
         )
@@ -207,6 +240,11 @@ def resolve(component: ComponentConfig, space: RankSpace, hint: str = "") -> lis
             raise PlacementError(f"component {component.name!r} has {len(processes)} processes")
         found.append(ResolvedSegment(resources, processes, segment))
     return found
+
+
+def ranks_of(segments: Iterable[ResolvedSegment]) -> Iterator[int]:
+    """Yield the hardware ranks of segments."""
+    return (rank for segment in segments for rank in segment.resources.as_range())
 
 
 def _range_hint(component: ComponentConfig, resources: RankRange, space: RankSpace) -> str:

@@ -15,7 +15,7 @@ from roost.config.hardware import ACCELERATOR, BARE_NODE
 from roost.config.job import ComponentConfig, ParallelSizes
 from roost.config.reading import Notes
 from roost.errors import PlacementError, Problem
-from roost.placement.components import ComponentLayout, ComponentPlacement, ResolvedSegment, pointed, resolve
+from roost.placement.components import ComponentLayout, ComponentPlacement, ResolvedSegment, pointed, ranks_of, resolve
 from roost.placement.plan import PlacementMode
 from roost.placement.strategies import PackedPlacementStrategy
 from roost.text import plural
@@ -198,7 +198,7 @@ class ModelParallelComponentPlacement(ComponentPlacement):
         tensor, model = parallel.get(component.name, (1, 1))
         sizes = {"stride": stride, "tensor_parallel_size": tensor, "model_parallel_size": model}
         strategy = PackedPlacementStrategy(share.first, share.last, per_process, stride, component.node_groups or None)
-        layout = self._layout(component, share.segments, strategy, **sizes)
+        layout = self._layout(component, ranks_of(share.segments), strategy, **sizes)
         _check_asked(share, layout.plan.world_size)
         return layout
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from roost.config.job import JobConfig, read_job_draft
-from roost.config.run import read_run_draft
+from roost.config.run import RunDraft, read_run_draft
 from roost.errors import ConfigError, PlacementError, Problem
 from roost.placement.components import ComponentPlacement, HybridComponentPlacement
 from roost.placement.plan import Plan
@@ -19,12 +19,18 @@ _MODEL_PARALLEL_JOB = ("actor", "rollout", "inference", "reward")
 
 
 def make_plan(
-    config: object, cluster: object, *, placement: PlacementKind = "auto", isolate_accelerator: bool = True
+    config: object,
+    cluster: object,
+    *,
+    placement: PlacementKind = "auto",
+    isolate_accelerator: bool = True,
+    allow_overflow: bool = False,
 ) -> Plan:
     """Plan a job: `config` is a path, a dict, a DictConfig or a JobConfig, `cluster` has the topology.
 
     With `placement="auto"` a job is model-parallel if it has actor and rollout, nothing else but inference and
-    reward, and tensor-parallel sizes for both.
+    reward, and tensor-parallel sizes for both. A job that says what its workers hold must fit in memory, except with
+    `allow_overflow`.
     """
     if placement not in get_args(PlacementKind):
         raise ConfigError(f"placement is {placement!r}", hint=f"it is {join_words(get_args(PlacementKind), last='or')}")
@@ -33,6 +39,10 @@ def make_plan(
     parallel, ignored = placement == "model-parallel", None
     if placement == "auto":
         parallel, ignored = _is_model_parallel(draft.job)
+    by_count = next((one for one in draft.job.cluster.components if one.count is not None), None)
+    if by_count is not None and parallel:
+        message = f"component {by_count.name!r} is placed by count, and a model-parallel job names its ranks"
+        raise PlacementError(message, hint="leave out the parallel sizes: a mesh says them", where=by_count.where())
     kind: type[ComponentPlacement] = HybridComponentPlacement
     if parallel:
         # Loaded when needed: a small job starts faster without it.
@@ -40,6 +50,11 @@ def make_plan(
 
         kind = ModelParallelComponentPlacement
     plan = kind(draft, cluster, isolate_accelerator=isolate_accelerator).plan()
+    if isinstance(draft, RunDraft) and draft.memory is not None and not allow_overflow:
+        from roost.placement.ledger import make_ledger  # few jobs need it
+
+        if problems := make_ledger(plan, draft.memory).problems:
+            raise PlacementError(problems)
     return replace(plan, sizes_ignored=ignored)
 
 

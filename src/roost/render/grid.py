@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
+from typing import NamedTuple
 
 from roost.config.hardware import ACCELERATOR, BARE_NODE
 from roost.config.node_groups import CLUSTER, RESERVED
@@ -101,6 +102,20 @@ class Strip:
         return self.kind, self.title, self.cells, self.others, self.taken, self.notes, labels, lanes
 
 
+class Run(NamedTuple):
+    """Neighbouring cells that are alike in something: a domain, or how full their memory is."""
+
+    first: int
+    last: int
+    text: str
+    part: float | None = None
+    """How full a bar is; above 1, it overflows. None for a domain."""
+
+
+Line = tuple[str, tuple[Run, ...]]
+"""A name, and runs of the cells of a row's first strip."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
     """One node, or a run of equal nodes; the strips are those of the first."""
@@ -109,6 +124,8 @@ class Row:
     last: int
     name: str
     strips: tuple[Strip, ...]
+    lines: tuple[Line, ...] = ()
+    """Domains and bars below the strips."""
     folded: str = ""
     """For a run of nodes: how many they are, and the ranks of each component on all of them."""
 
@@ -153,14 +170,15 @@ def make_grid(
     only: Iterable[str] | None = None,
     taken: Iterable[Piece] = (),
     notes: Sequence[Mapping[Piece, str]] = (),
+    lines: Mapping[int, Sequence[Line]] | None = None,
     assumed: str = "",
     remarks: Sequence[str] = (),
 ) -> Grid:
     """Make the picture of a plan, or of some of its components.
 
     `fold=False` gives every node its own row; `taken` is the hardware that other jobs have now; each of `notes` is a
-    line of words below the pieces of hardware that it names. `assumed` is hardware that nobody described, in shorthand:
-    the picture says so, and `remarks` below it.
+    line of words below the pieces of hardware that it names; `lines` are domains and bars by node rank. `assumed` is
+    hardware that nobody described, in shorthand: the picture says so, and `remarks` below it.
     """
     held = set(taken)
     shown = set((plan if only is None else plan.only(only)).names)
@@ -172,6 +190,7 @@ def make_grid(
             last=rank,
             name=node.name or node.address or "",
             strips=tuple(_strips(plan, rank, node, blocks.get(rank, {}), hidden, held, notes)),
+            lines=tuple((lines or {}).get(rank, ())),
         )
         for rank, node in enumerate(plan.topology.nodes)
     ]
@@ -374,7 +393,7 @@ class _Lanes:
 
 def _fold(rows: Sequence[Row], names: Sequence[str]) -> list[Row]:
     folded: list[Row] = []
-    for _, run in groupby(rows, key=lambda row: tuple(strip.shape() for strip in row.strips)):
+    for _, run in groupby(rows, key=lambda row: (row.lines, *(strip.shape() for strip in row.strips))):
         same = list(run)
         if len(same) < _FOLD_RUN:
             folded += same
@@ -399,6 +418,7 @@ def _fold(rows: Sequence[Row], names: Sequence[str]) -> list[Row]:
                 last=same[-1].last,
                 name="" if not same[0].name else f"{same[0].name} … {same[-1].name}",
                 strips=tuple(alike),
+                lines=same[0].lines,
                 folded=f"{len(same)} nodes alike: {said or 'idle'}",
             )
         )

@@ -12,7 +12,7 @@ from roost.config.hardware import BARE_NODE
 from roost.placement.placement import seat
 from roost.placement.plan import Plan
 from roost.redact import hide
-from roost.render.grid import Block, Grid, Row, Strip, cells_per_line, ink, short_names
+from roost.render.grid import Block, Grid, Row, Run, Strip, cells_per_line, ink, short_names
 from roost.text import printable_lines
 
 _MARGIN = 24
@@ -30,6 +30,8 @@ _LETTER = 7.4
 _TITLE = 16 / 12 * 1.08
 """How much wider the letters of the title are, which is larger and bold."""
 _WRAP = 10
+_FILLED, _FULL = "#009E73", "#D55E00"
+"""The colour of a bar, and of one that overflows."""
 _NODE_CELLS = 4
 """A bare node is drawn this many cells wide, since many workers share it."""
 
@@ -134,6 +136,8 @@ class _Drawing:
             for index, (text, kind) in enumerate(labels):
                 self._text(_MARGIN, _clip(text, self._label_width - 8), kind, top + 12 + 17 * index + 16)
             self._y = max(bottom, top + 17 * len(labels) + 12)
+        for name, runs in row.lines:
+            self._runs(row.strips[0], name, runs)
         if row.folded:
             self._y += 10
             self._text(_MARGIN + self._label_width, row.folded, "soft")
@@ -166,6 +170,27 @@ class _Drawing:
                 for cell in range(start, stop):
                     self._text(self._x(cell, start) + 8, note[cell], "soft", self._y + 10)
                 self._y += 16
+
+    def _runs(self, strip: Strip, name: str, runs: Sequence[Run]) -> None:
+        """Draw domains as brackets, and how full memory is as bars."""
+        per_line = cells_per_line(strip.cells, self._wrap)
+        for start in range(0, strip.cells, per_line):
+            self._text(_MARGIN, _clip(name, self._label_width - 8), "soft", self._y + 13)
+            for run in runs:
+                first, last = max(run.first, start), min(run.last, start + per_line - 1)
+                if first > last:
+                    continue
+                x, span = self._x(first, start), self._node_cells if strip.kind == BARE_NODE else last - first + 1
+                width = span * self._cell - 4
+                box = f'x="{x:g}" y="{self._y:g}" height="18" rx="3"'
+                self._out.append(f'<rect class="cell" {box} width="{width}"/>')
+                if run.part is not None:
+                    colour = _FULL if run.part > 1 else _FILLED
+                    self._out.append(
+                        f'<rect {box} width="{min(1, run.part) * width:.1f}" fill="{colour}" fill-opacity="0.4"/>'
+                    )
+                self._text(x + 8, _clip(run.text, width - 12), "", self._y + 13)
+            self._y += 22
 
     def _block(self, row: Row, strip: Strip, block: Block, shown: range, top: float) -> None:
         runs = block.pieces(shown)

@@ -17,7 +17,7 @@ from rich.cells import cell_len, set_cell_size
 from rich.text import Span, Text
 
 from roost.config.hardware import BARE_NODE
-from roost.render.grid import Block, Grid, Row, Strip, cells_per_line, ink, numbered, short_names
+from roost.render.grid import Block, Grid, Row, Run, Strip, cells_per_line, ink, numbered, short_names
 from roost.text import printable_lines
 
 _LABEL_WIDTH = (8, 20)
@@ -127,6 +127,19 @@ class _Drawing:
                 folded = Text(_cut(row.folded, self._width - self._label), style="dim")
                 yield self._line(labels.pop(0) if labels else "", folded)
             yield from (self._line(label, Text("")) for label in labels)
+        for name, runs in row.lines:
+            per_line, width = self._cells[id(row.strips[0])]
+            # What is alike over all cells needs no second line.
+            count = row.strips[0].cells
+            is_whole = len(runs) == 1 and runs[0].last - runs[0].first + 1 == count
+            for shown in _lines(per_line if is_whole else count, per_line):
+                body = Text()
+                for run in runs:
+                    cells = min(run.last, shown.stop - 1) - max(run.first, shown.start) + 1
+                    if cells > 0:
+                        body.append(" " * ((max(run.first, shown.start) - shown.start) * width - len(body)))
+                        body.append(*_run(run, cells * width))
+                yield self._line(name, body)
 
     def _line(self, label: str, body: Text, style: str = "dim") -> Text:
         """Return a line of a label, padded to its column, and a body."""
@@ -216,6 +229,18 @@ class _Drawing:
             yield line
             for text in _wrapped(entry.summary, self._width - 4):
                 yield Text(f"    {text}")
+
+
+def _run(run: Run, room: int) -> tuple[str, str]:
+    """Return a domain or a bar with its text, as wide as there is room, and its style."""
+    if run.part is None:
+        return f"│{_cut(run.text, room - 3)}".ljust(room - 1, "┄") + "│", "dim"
+    short = "?" if run.text.endswith("?") else f"{run.part:.0%}"
+    text = run.text if len(run.text) + 8 <= room else short
+    bar = room - len(text) - 2
+    full = min(bar, round(run.part * bar))
+    style = "red" if run.part > 1 else "yellow" if run.part > 0.9 else "green"
+    return f"{'█' * full}{'░' * (bar - full)} {text} ", style
 
 
 def _title(row: Row) -> str:

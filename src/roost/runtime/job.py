@@ -14,9 +14,10 @@ from typing import Any, TypeVar
 from roost.config.flow import FlowConfig
 from roost.config.job import JobDraft
 from roost.config.reading import Notes
-from roost.config.run import RunConfig, WorkerConfig, read_run_config
+from roost.config.run import RunConfig, RunDraft, WorkerConfig, read_run_config
 from roost.deadline import Deadline
 from roost.errors import ConfigError, RoostError, Where
+from roost.placement.ledger import start_at_once_problems
 from roost.placement.plan import Plan
 from roost.placement.planner import make_plan
 from roost.runtime.cluster import Cluster
@@ -58,7 +59,10 @@ def run_job(
     Everything is read and imported before anything starts, and everything started is stopped afterwards. `source` goes
     into the run's record; `check_plan` gets the plan before the launch and may refuse it by raising.
     """
-    drafts, entry = load_code(read_run_config(draft))
+    run = read_run_config(draft)
+    if isinstance(draft, RunDraft) and draft.memory and (problems := start_at_once_problems(draft.memory)):
+        raise ConfigError(problems)
+    drafts, entry = load_code(run)
     config = draft.job.document.plain()
     with contextlib.ExitStack() as undo:
         cluster = undo.enter_context(

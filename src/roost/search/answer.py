@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 from itertools import combinations
 from typing import Any
 
-from roost.search.find import Found, find_best, kinds_of, shared_devices, sharing
+from roost.errors import PlacementError
+from roost.search.find import Found, find_best, in_order, kinds_of, shared_devices, sharing
 from roost.search.graph import StepGraph
 from roost.search.layout import lay_out, placement_text
 from roost.search.problem import WEIGHTS, Family, Problem, device_sets, seconds
@@ -167,9 +168,17 @@ class Answer:
         }
 
 
-def search(setup: Setup, top: int = 5) -> Answer:
-    """Find the best placement and the alternatives to it; PlacementError if no placement is legal."""
-    found = find_best(setup.problem, top)
+def search(setup: Setup, top: int = 5, fits: Callable[[Option], bool] | None = None) -> Answer:
+    """Find the best placement and the alternatives to it, without those that do not fit.
+
+    PlacementError if no placement is legal.
+    """
+    found = find_best(setup.problem, top, None if fits is None else lambda one: fits(_option(setup, one)))
+    if not found and fits is not None and any(in_order(setup.problem)):
+        raise PlacementError(
+            "no placement fits in the memory of the nodes, on the ranks that a search chooses",
+            hint="roost plan says for a placement what does not fit",
+        )
     if not found:
         raise explain_clash(setup)
     best, *others = (_option(setup, one) for one in found)

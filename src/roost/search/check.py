@@ -3,8 +3,9 @@
 A proof has the problem, a placement, a schedule that keeps its step time, and a tree of all placements. In the tree,
 roles join from the largest count down, ties in the order of the file. A role joins with the devices of group i (`=i`),
 or on some of them that no other has (`<i`); the first groups are all devices of each kind. Each way is listed with why
-nothing below it is better: the events of a cycle that takes as long; `room` if the roles that are left lack it in less
-time; `nodes` if the groups do not fit on the nodes; or the ways in which the next role can join.
+nothing below it is better: the events of a cycle that takes as long; `memory` if roles on the same devices hold
+more than these have; `room` if the roles that are left lack it in less time; `nodes` if the groups do not fit on the
+nodes; or the ways in which the next role can join.
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ def _require(holds: bool, message: str) -> None:
 class _Checker:
     def __init__(self, problem: Problem, goal: int, scale: int) -> None:
         self.goal, self.scale, self.arrows = goal, scale, problem.edges
+        self.limits = problem.limits
         self.roles, self.is_stale = problem.roles, bool(problem.weights and problem.weights.staleness)
         self.nodes = list(zip(problem.nodes, problem.kinds, strict=True))
         self.devices = [Group((), size, None, kind) for kind, size in enumerate(problem.devices)]
@@ -92,6 +94,9 @@ class _Checker:
             groups.append(Group((at,), len(own), None, kind))
         took = self.least(Branch(groups, ()))
         holders = {tuple(at for at, own in enumerate(sets) if device in own) for device in range(ends[-1])}
+        for roles in holders:
+            is_full = roles and self.is_full(roles, groups[roles[0]].kind)
+            _require(not is_full, "roles on the same devices do not fit in their memory")
         for one, other, extra, steps in self.always + [edge for roles in holders for edge in self.ring(roles, False)]:
             ready = starts[one] + took[one] + extra - steps * self.goal
             _require(starts[other] >= ready, f"{other} begins before {one} allows it")
@@ -120,6 +125,7 @@ class _Checker:
         grown = {way: why for way, why in told.items() if isinstance(why[0], list)}
         for new, why in ((possible[way], told[way]) for way in told.keys() - grown.keys()):
             holds = self.lacks_nodes(new) if why == "nodes" else why == "room" and self.lacks_room(new)
+            holds = holds or (why == "memory" and self.lacks_memory(new))
             _require(holds or self.is_slow(new, why), f"nothing speaks against {new.groups}")
         return len(told) - len(grown) + sum(self.check_tree(why, possible[way]) for way, why in grown.items())
 
@@ -143,11 +149,16 @@ class _Checker:
 
     def rings(self, branch: Branch) -> Iterator[tuple[int, int, list[Edge]]]:
         """Yield numbers and kinds of devices with what holds on them, whichever of the roles that are left join."""
+        for free, kind, roles in self.holders(branch):
+            yield free, kind, self.ring(tuple(sorted(roles)), not self.both.isdisjoint(branch.left))
+
+    def holders(self, branch: Branch) -> Iterator[tuple[int, int, Sequence[int]]]:
+        """Yield numbers and kinds of devices with the roles that have joined there."""
         for (roles, _, up, kind), free in zip(branch.groups, self.free(branch.groups), strict=True):
             while up is not None:
                 roles, up = (*roles, *branch.groups[up].roles), branch.groups[up].parent
             if free:
-                yield free, kind, self.ring(tuple(sorted(roles)), not self.both.isdisjoint(branch.left))
+                yield free, kind, roles
 
     def least(self, branch: Branch) -> dict[str, int]:
         """Return the least time of each event."""
@@ -163,6 +174,14 @@ class _Checker:
             edges = [edge for ring in (self.always, *rings) for edge in ring if edge[:2] == pair]
             gain += max(took[one] + extra - steps * self.goal for one, _, extra, steps in edges)
         return gain >= 0
+
+    def lacks_memory(self, branch: Branch) -> bool:
+        """Tell whether the roles of a group, and of those that it is nested in, hold more than a device has."""
+        return any(self.is_full(roles, kind) for _, kind, roles in self.holders(branch))
+
+    def is_full(self, roles: Sequence[int], kind: int) -> bool:
+        held = zip(*(self.roles[role].memory for role in roles if self.roles[role].memory), strict=True)
+        return any(sum(sizes) > self.limits[kind] for sizes in held)
 
     def lacks_room(self, branch: Branch) -> bool:
         """Tell whether the roles that are left find too little time on the devices in a step quicker than the goal."""

@@ -8,7 +8,7 @@ when it comes again, the room that its other roles need.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from enum import Enum, auto
 from fractions import Fraction
 from itertools import combinations, count
@@ -28,10 +28,15 @@ class Found(NamedTuple):
     """Nanoseconds."""
 
 
-def find_best(problem: Problem, top: int = 1) -> list[Found]:
-    """Return the best placement, and after it the best ones in which other roles share devices, up to `top`."""
+def find_best(problem: Problem, top: int = 1, fits: Callable[[Found], bool] | None = None) -> list[Found]:
+    """Return the best placement, and after it the best ones in which other roles share devices, up to `top`.
+
+    Those that do not fit are left out.
+    """
     found: dict[tuple[int, ...], Found] = {}
     for one in in_order(problem):
+        if fits is not None and not fits(one):
+            continue
         found.setdefault(sharing(one.family, len(problem.roles)), one)
         if len(found) == top:
             break
@@ -74,7 +79,7 @@ def in_order(problem: Problem, below: Fraction | None = None) -> Iterator[Found]
             if room is not None:
                 push(branch, room, _Stage.HAS_ROOM)
         elif stage is _Stage.HAS_ROOM:
-            for child in tree.children(branch):
+            for child in (one for one in tree.children(branch) if not tree.overflows(one)):
                 push(child, max(ratio, -(-child.work // devices)), _Stage.NEW)
         elif packs(problem, branch.family):
             yield Found(branch.family, Fraction(ratio, tree.graph.scale))

@@ -75,8 +75,8 @@ def _problem_of(flow: FlowConfig, profile: Profile, run: MeasuredRun) -> Problem
     roles = []
     for name in (name for name in flow.roles if run.placement.get(name)):
         switch = profile.switches.get(name)
-        costs = {} if switch is None else {"wake": switch.wake, "sleep": switch.sleep}
-        roles.append(Role(name=name, counts=((len(run.placement[name]),),), **costs))
+        wake, sleep = (0, 0) if switch is None else (switch.wake, switch.sleep)
+        roles.append(Role(name=name, counts=((len(run.placement[name]),),), wake=wake, sleep=sleep))
     weights = None
     if flow.source:
         weights = WeightUpdate(source=flow.source, target=flow.target, time=profile.weights, staleness=flow.staleness)

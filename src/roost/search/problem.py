@@ -27,6 +27,8 @@ class Role:
     devices_per_worker: int = 1
     wake: int = 0
     sleep: int = 0
+    memory: tuple[int, ...] = ()
+    """The bytes that it holds on each of its devices, in each phase; none if it does not say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +68,8 @@ class Problem:
     """The number of devices of each node."""
     kinds: tuple[int, ...]
     """The kind of each node's devices. All devices of a role are of one kind."""
+    limits: tuple[int, ...] = ()
+    """The bytes that a device of each kind has; none if no role says what it holds."""
 
     @cached_property
     def devices(self) -> tuple[int, ...]:
@@ -91,6 +95,7 @@ class Problem:
                     "devices_per_worker": role.devices_per_worker,
                     "wake": role.wake,
                     "sleep": role.sleep,
+                    **({"memory": list(role.memory)} if self.limits else {}),
                 }
                 for role in self.roles
             ],
@@ -113,6 +118,7 @@ class Problem:
             },
             "nodes": list(self.nodes),
             "kinds": list(self.kinds),
+            **({"limits": list(self.limits)} if self.limits else {}),
         }
 
     @classmethod
@@ -120,7 +126,10 @@ class Problem:
         """Read what `to_dict` wrote; ValueError for a number that is not whole or is negative."""
         _check_numbers(data)
         return cls(
-            roles=tuple(Role(**{**role, "counts": tuple(map(tuple, role["counts"]))}) for role in data["roles"]),
+            roles=tuple(
+                Role(**{**role, "counts": tuple(map(tuple, role["counts"])), "memory": tuple(role.get("memory", ()))})
+                for role in data["roles"]
+            ),
             calls=tuple(
                 Call(
                     name=call["name"],
@@ -133,6 +142,7 @@ class Problem:
             weights=None if data["weights"] is None else WeightUpdate(**data["weights"]),
             nodes=tuple(data["nodes"]),
             kinds=tuple(data["kinds"]),
+            limits=tuple(data.get("limits", ())),
         )
 
 

@@ -37,6 +37,8 @@ def _refuted(tree: Tree, branch: Branch, goal: int) -> list[list[Any]]:
 
 
 def _why(tree: Tree, branch: Branch, goal: int) -> Any:
+    if tree.overflows(branch):
+        return "memory"
     cycle = tree.slowest_cycle(branch, Cycle(goal - 1), any_slower=True)
     if cycle.events:
         return [tree.graph.names[event] for event in cycle.events]

@@ -9,6 +9,7 @@ from itertools import combinations, pairwise
 from typing import NamedTuple
 
 from roost.config.flow import FlowConfig, role_of
+from roost.config.memory import MemoryConfig
 from roost.config.profile import CallProfile, Profile, Timing
 from roost.config.reading import Notes, known_hint
 from roost.config.topology import Topology
@@ -56,8 +57,19 @@ class _Devices(NamedTuple):
         return max(size for size, of in zip(self.nodes, self.kinds, strict=True) if of == kind)
 
 
-def make_setup(flow: FlowConfig, profile: Profile, topology: Topology, *, interpolate: bool = False) -> Setup:
+def make_setup(
+    flow: FlowConfig,
+    profile: Profile,
+    topology: Topology,
+    *,
+    interpolate: bool = False,
+    memory: MemoryConfig | None = None,
+) -> Setup:
     """Put together what is searched; raise one error with all that does not fit together."""
+    held = {} if memory is None else {
+        role.name: tuple(role.states[phase.states[role.name]].device for phase in memory.phases)
+        for role in memory.roles
+    }  # fmt: skip
     notes = Notes()
     devices = _devices_of(topology, flow, notes)
     _check_names(flow, profile, notes)
@@ -80,7 +92,8 @@ def make_setup(flow: FlowConfig, profile: Profile, topology: Topology, *, interp
         if any(counts) and counts[0] != (0,):
             switch = profile.switches.get(name)
             costs = {} if switch is None else {"wake": switch.wake, "sleep": switch.sleep}
-            roles.append(Role(name=name, counts=counts, devices_per_worker=unit, **costs))
+            own = held.get(name, ())
+            roles.append(Role(name=name, counts=counts, devices_per_worker=unit, memory=own, **costs))
     notes.raise_if_any()
     weights = None
     if flow.source:
@@ -104,6 +117,10 @@ def make_setup(flow: FlowConfig, profile: Profile, topology: Topology, *, interp
         weights=weights,
         nodes=devices.nodes,
         kinds=devices.kinds,
+        # Devices of unknown memory have room for everything.
+        limits=tuple(
+            sum(map(max, held.values())) if least is None else least for least in (devices.memory if held else ())
+        ),
     )
     places = {role_of(name): profile.calls[name].key.where() for name in reversed(list(profile.calls))}
     return Setup(problem=problem, kinds=devices.names, timings=timings, interpolated=frozenset(guessed), places=places)
@@ -245,6 +262,15 @@ def explain_clash(setup: Setup) -> PlacementError:
     problem = setup.problem
     subsets = (roles for size in range(1, len(problem.roles) + 1) for roles in combinations(problem.roles, size))
     clashing = next(roles for roles in subsets if not any(in_order(_only(problem, roles))))
+    if problem.limits and any(in_order(replace(_only(problem, clashing), limits=()))):
+        most = {role.name: max(role.memory, default=0) for role in clashing}
+        return PlacementError(
+            "no placement fits in the memory of the devices, of which one has "
+            f"{join_words([size_text(limit) for limit in dict.fromkeys(problem.limits)], last='or')}: "
+            + join_words([f"{name} holds up to {size_text(size)}" for name, size in most.items()]),
+            hint="measure more device counts, so that the roles need not share, or let them hold less",
+            where=setup.places[clashing[0].name],
+        )
     sizes = join_words([plural(size, "device") for size in dict.fromkeys(problem.nodes)], last="or")
     return PlacementError(
         f"no placement is legal on {plural(len(problem.nodes), 'node')} of {sizes}: "

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from roost.search.graph import Cycle, Edge, StepGraph, slower_cycle, slowest_cycle
-from roost.search.problem import Family, Group, Problem, ancestors
+from roost.search.problem import Family, Group, Problem, Role, ancestors
 
 
 class Branch(NamedTuple):
@@ -164,6 +164,17 @@ class Tree:
                 is_new = at not in inner or (len(updated & roles) == 1 and len(roles) > 1)
                 yield roles, branch.free[at], group.kind, is_new
 
+    def overflows(self, branch: Branch) -> bool:
+        """Tell whether roles that share devices hold more than these have, in some phase.
+
+        Between two phases that fit nothing overflows: roles that give back switch first.
+        """
+        for at, group in enumerate(branch.family if self.problem.limits else ()):
+            own = [self.problem.roles[role] for up in ancestors(branch.family, at) for role in branch.family[up].roles]
+            if any(total > self.problem.limits[group.kind] for total in held_by(own)):
+                return True
+        return False
+
     def _is_open(self, branch: Branch) -> bool:
         return not self.graph.updated.isdisjoint(branch.left)
 
@@ -214,6 +225,11 @@ class Tree:
                 return ratio
             later = [end for ends in opens for end in ends if end > ratio]
             ratio = min(reached, *later) if later else reached
+
+
+def held_by(roles: Sequence[Role]) -> list[int]:
+    """Return what roles that share a device hold on it, in each phase."""
+    return [sum(sizes) for sizes in zip(*(role.memory for role in roles if role.memory), strict=True)]
 
 
 def _largest(counts: Sequence[int], most: int) -> int:

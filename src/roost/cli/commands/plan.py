@@ -17,7 +17,7 @@ from roost.config.hardware import ACCELERATOR
 from roost.config.ranks import format_ranks
 from roost.errors import ConfigError
 from roost.placement.strategies import collector_paused
-from roost.render.grid import Grid, make_grid
+from roost.render.grid import Grid, Line, make_grid
 from roost.text import at_most, join_words, plural
 
 if TYPE_CHECKING:
@@ -74,13 +74,20 @@ def plan(
             from roost.render.flow import flow_html
             from roost.render.html import draw_html
 
-            write_text(draw_html(found, grids[0], flow_html(flow) if flow else ()), out)
+            parts = [*(flow_html(flow) if flow else ())]
+            if loaded.ledger is not None:
+                from roost.render.fit import memory_html
+
+                parts += memory_html(loaded.ledger)
+            write_text(draw_html(found, grids[0], parts), out)
         else:
             below = ""
             if flow is not None and len(plans) == 1:
                 from roost.render.flow import flow_lines
 
                 below = "\n" + "\n".join(flow_lines(flow))
+            if loaded.ledger is not None and len(plans) == 1:
+                below += "\n" + "\n".join(loaded.ledger.lines())
             draw_map(*grids, out=out, below=below)
             if hardware is not None and out is None:
                 print_text(_start_text(found, hardware))
@@ -106,8 +113,23 @@ def _grid(loaded: Loaded, job: Path, component: list[str] | None, fold: bool) ->
     assumed = f"! assumed: {join_words(foreign.settings.assumed)}" if foreign and foreign.settings.assumed else ""
     remarks = [assumed] if assumed else []
     names = component or loaded.plan.names
+    lines: dict[int, list[Line]] = {}
+    if loaded.ledger is not None or loaded.rules is not None:
+        from roost.render.fit import domain_lines, memory_lines  # few jobs need it
+
+        levels = [rule.level for rule in loaded.rules.rules] if loaded.rules else []
+        lines = domain_lines(loaded.plan.topology, levels)
+        for rank, bars in (memory_lines(loaded.ledger) if loaded.ledger else {}).items():
+            lines.setdefault(rank, []).extend(bars)
     return make_grid(
-        loaded.plan, title=title, fold=fold, only=names, taken=taken, assumed=loaded.assumed, remarks=remarks
+        loaded.plan,
+        title=title,
+        fold=fold,
+        only=names,
+        taken=taken,
+        lines=lines,
+        assumed=loaded.assumed,
+        remarks=remarks,
     )
 
 

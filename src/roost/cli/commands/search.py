@@ -23,6 +23,7 @@ from roost.config.run import read_job_text
 from roost.config.topology import Topology
 from roost.config.yaml_file import JOB_FILE_LIMIT, PLAN_FILE_LIMIT, load_text, parse_text
 from roost.errors import ConfigError
+from roost.placement.ledger import make_ledger
 from roost.placement.plan import Plan
 from roost.placement.planner import make_plan
 from roost.render.bars import Bar, draw_bars, draw_bars_svg
@@ -100,10 +101,29 @@ def search(
         raise ConfigError("--cluster and --inventory both describe the hardware", hint="give one of them")
     topology, assumed = find_hardware(draft.job.cluster, cluster, inventory, "--cluster or --inventory")
     times = read_profile(profile)
-    setup = make_setup(draft.flow, times, topology, interpolate=interpolate)
+    setup = make_setup(draft.flow, times, topology, interpolate=interpolate, memory=draft.memory)
     predicted = check_runs(draft.flow, times)
-    answer = find(setup, top)
+    left_out = 0
+
+    def fits(option: Option) -> bool:
+        """Tell whether the nodes have memory enough: the search itself knows that of the devices."""
+        nonlocal left_out
+        over = draft.memory and option.ranks and make_ledger(_plan(option, topology), draft.memory).overflows
+        left_out += bool(over)
+        return not over
+
+    answer = find(setup, top, fits if draft.memory else None)
     best = answer.best
+    if draft.rules is not None:
+        tell("note: mesh, keep and spread are not searched: plan the answer to have them checked")
+    if left_out:
+        tell(f"note: left out {plural(left_out, 'placement')} on which the nodes lack memory")
+    if draft.memory and best.ranks:
+        for line in make_ledger(_plan(best, topology), draft.memory).unknown:
+            tell(f"note: memory: not known: {line}")
+    if prove is not None and left_out:
+        hint = "it can prove what devices have memory for, and leaves the nodes' memory out"
+        raise ConfigError("there is no proof for a placement that the memory of nodes decides", hint=hint)
     if prove is not None:
         proven = make_proof(setup.problem, best.family, best.ranks)
         write_text(json.dumps(proven, separators=(",", ":")) + "\n", prove)

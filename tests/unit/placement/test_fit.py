@@ -1,0 +1,126 @@
+"""Memory and rules of a job: what the plan says, and where it is heeded."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from roost import ConfigError, PlacementError, Topology, make_plan
+from roost.cli.main import app
+from roost.config.run import read_run_draft
+from roost.placement.domains import domains_of, label_of
+from roost.placement.ledger import make_ledger, start_at_once_problems
+
+JOB = """
+cluster:
+  num_nodes: 1
+  component_placement:
+    actor,rollout: 0-3
+flow:
+  step: rollout.generate -> actor.train
+memory:
+  actor: {train: 50GiB, asleep: 1GiB}
+  rollout: {generate: 40GiB, asleep: 2GiB}
+phases:
+  generate: {rollout: generate, actor: asleep}
+  train: {actor: train, rollout: asleep}
+"""
+PROFILE = """
+version: 1
+calls:
+  rollout.generate: {seconds: {2: 10.0, 4: 5.0}}
+  actor.train: {seconds: {2: 10.0, 4: 5.0}}
+"""
+
+
+def nodes(memory="80GiB", host="100GiB"):
+    return {"nodes": [{"accelerators": {"count": 4, "memory": memory}, "memory": host}]}
+
+
+def test_a_file_is_refused_that_a_dict_of_the_user_s_own_sections_is_not(tmp_path):
+    path = tmp_path / "job.yaml"
+    path.write_text(JOB)
+    small = Topology.from_dict(nodes("50GiB"))
+    with pytest.raises(PlacementError, match=r"'train'.*has 50\.0 GiB and would hold 52\.0 GiB"):
+        make_plan(path, small)
+    assert make_plan(path, small, allow_overflow=True).names == ["actor", "rollout"]
+    assert make_plan({"cluster": {"component_placement": {"a": "0"}}, "memory": "mine", "keep": 3}, small).names == [
+        "a"
+    ]
+
+
+def test_the_ledger_names_an_order_and_what_it_does_not_know():
+    draft = read_run_draft(yaml.safe_load(JOB))
+    ledger = make_ledger(make_plan(draft, Topology.from_dict(nodes())), draft.memory)
+    assert not ledger.problems
+    assert [str(change) for change in ledger.changes] == [
+        "generate → train: rollout to asleep, then actor to train",
+        "train → generate: actor to asleep, then rollout to generate",
+    ]
+    assert not ledger.unknown
+    blind = make_ledger(make_plan(draft, Topology.from_shorthand("1x4")), draft.memory)
+    assert not blind.problems
+    assert blind.unknown == ("how much memory the accelerators of node 0 have; an inventory can say",)
+
+
+def test_staggered_starts_are_for_scripts():
+    from roost.runtime.job import run_job
+
+    text = JOB.replace("{train: 50GiB", "{start_at_once: 2, train: 50GiB")
+    job = yaml.safe_load(text) | {"workers": {"actor": "a.B", "rollout": "a.B"}, "entry": "a.main"}
+    draft = read_run_draft(job)
+    (problem,) = start_at_once_problems(draft.memory)
+    assert problem.where.key == "memory.actor.start_at_once"
+    with pytest.raises(ConfigError, match="roost run starts all workers at the same time"):
+        run_job(draft)
+
+
+@pytest.mark.parametrize(
+    ("memory", "host", "shared"), [("80GiB", "100GiB", True), ("51GiB", "100GiB", False), ("80GiB", "9GiB", False)]
+)
+def test_a_search_shares_devices_only_where_everything_fits(tmp_path, memory, host, shared):
+    host_job = JOB.replace("actor: {train: 50GiB", "actor: {host: 2GiB, train: 50GiB").replace(
+        "generate: 40GiB", "generate: 40GiB, host: 2GiB"
+    )
+    (tmp_path / "job.yaml").write_text(host_job)
+    (tmp_path / "profile.yaml").write_text(PROFILE)
+    (tmp_path / "cluster.yaml").write_text(yaml.safe_dump(nodes(memory, host)))
+    command = ["search", str(tmp_path / "job.yaml"), "--profile", str(tmp_path / "profile.yaml"), "--inventory"]
+    done = CliRunner().invoke(app, [*command, str(tmp_path / "cluster.yaml"), "--format", "json", "--prove",
+                                    str(tmp_path / "proof.json")])  # fmt: skip
+    if host == "9GiB":
+        # What the node decides has no proof.
+        assert "there is no proof" in str(done.exception)
+        done = CliRunner().invoke(app, [*command, str(tmp_path / "cluster.yaml"), "--format", "json"])
+    else:
+        assert CliRunner().invoke(app, ["search", "--check", str(tmp_path / "proof.json")]).exit_code == 0
+    assert done.exit_code == 0, done.output
+    assert ('"rollout": "0-3' in done.output) == shared, done.output
+
+
+def test_an_accelerator_s_label_goes_before_its_node_s_and_the_level_s_name_before_others():
+    topology = Topology.from_dict(
+        {
+            "nodes": [
+                {"accelerators": [{"labels": {"nvlink": "x"}}, {"model": "y"}], "labels": {"nvlink": "n"}},
+                {"accelerators": 1, "labels": {"nvidia.com/gpu.clique": "c", "topology.kubernetes.io/zone": "z"}},
+            ]
+        }
+    )
+    assert Topology.from_dict(topology.to_dict()) == topology
+    assert domains_of(topology, "nvlink") == {(0, -1): "n", (0, 0): "x", (0, 1): "n", (1, -1): None, (1, 0): None}
+    assert label_of(topology, "zone") == "topology.kubernetes.io/zone"
+    assert label_of(topology, "spine") is None
+    assert domains_of(topology, "node")[1, 0] == "1"
+
+
+def test_ranks_by_count_need_not_be_in_the_order_of_the_hardware():
+    fabric = [{"accelerators": [{"labels": {"x": one}} for one in "abab"]}]
+    job = {"cluster": {"component_placement": {"a": {"count": 4}}}, "mesh": {"a": {"p": 2, "q": 2}}}
+    plan = make_plan(job | {"keep": ["a.q within x"]}, Topology.from_dict({"nodes": fabric}))
+    assert [item.local_hardware_ranks for item in plan.component("a").placements] == [(0,), (2,), (1,), (3,)]
+    assert plan.component("a").hardware_ranks == (0, 1, 2, 3)
+    assert type(plan).from_json(plan.to_json()) == plan
+    again = plan.get_strategy("a").get_placement(plan.topology)
+    assert [item.rank for item in again] == [0, 1, 2, 3]
