@@ -73,5 +73,6 @@ from .runtime.nodes.info import AcceleratorInfo as AcceleratorInfo
 from .runtime.nodes.info import NodeInfo as NodeInfo
 from .runtime.process.addresses import WorkerAddress as WorkerAddress
 from .runtime.reserve.reservation import Reservation as Reservation
+from .runtime.worker import group_of as group_of
 
 __version__: str
