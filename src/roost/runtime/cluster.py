@@ -55,6 +55,7 @@ from roost.runtime.managers.namespaces import (
     choose_namespace,
     find_job,
     find_managers,
+    job_namespaces,
     start_managers,
     used_namespaces,
 )
@@ -196,11 +197,12 @@ class Cluster:
         self._stop = Stop(self.recorder.note_signal)
         deadline = Deadline.after(options.timeout)
         try:
-            if is_worker():
+            # An actor that another program started may have no job of Roost, and open one.
+            if is_worker() and (options.attaches or ray.get_runtime_context().namespace in job_namespaces()):
                 context = JobContext.attach(deadline)
                 manager = CollectiveManager.get_proxy(context.job.namespace)
             else:
-                connection.check_can_connect()
+                connection.check_can_connect(may_borrow=not options.attaches)
                 # Undone last.
                 self._handlers.enter_context(self._stop.on_sigterm())
                 made, managers = self._attach(options) if options.attaches else self._open(options, deadline)
@@ -244,6 +246,10 @@ class Cluster:
 
     def _open(self, options: ClusterOptions, deadline: Deadline) -> tuple[Connection, Managers]:
         """Make a job: connect, find the nodes, start the managers."""
+        if ray.is_initialized():
+            made = connection.borrow(options.address, options.namespace, options.working_dir, self.close)
+            self._undo.callback(lambda: connection.disconnect(made))
+            return made, self._start_job(made, options, deadline)
         namespace = options.namespace or Cluster.NAMESPACE
         for _ in range(_MAX_TRIES):
             # A Ray that is started here has one node, which no other machine can reach.
