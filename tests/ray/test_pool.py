@@ -170,6 +170,34 @@ def test_a_placement_group_that_is_removed_from_outside_is_noticed_and_named(fre
     assert free_cluster.node_manager.get_slots() == []
 
 
+def test_seats_whose_placement_groups_were_removed_can_be_reserved_again(free_cluster):
+    old = free_cluster.reserve_seats([4])
+    dead = launch(free_cluster, old.strategy(share=0.8), "first")
+    for group in old.placement_groups:
+        remove_placement_group(group)
+    with free_cluster.reserve_seats([4]) as pool, launch(free_cluster, pool.strategy(share=0.8), "second") as second:
+        assert second.rank_of().wait(60) == [0, 1, 2, 3]
+        dead.close()
+        old.close()
+        assert second.rank_of().wait(60) == [0, 1, 2, 3], "what it has is another reservation"
+    assert free_cluster.node_manager.get_slots() == []
+
+
+def test_a_group_can_sit_on_the_seats_of_two_pools(free_cluster):
+    with free_cluster.reserve_seats([0, 1], name="second") as second, free_cluster.reserve_seats([2]) as pool:
+        both = second + pool[1]
+        assert seats_of(both) == [(1, (0,)), (0, (1,))]
+        with launch(free_cluster, both.strategy(), "both") as group:
+            assert [(who["node_rank"], who["devices"]) for who in group.who().wait(60)] == [(1, ("0",)), (0, ("1",))]
+        with pytest.raises(ConfigError, match="a sum of pools"):
+            both.close()
+        with pytest.raises(TypeError):
+            second + [pool]
+        second.close()
+        with pytest.raises(ClusterError, match=r"'second\+pool' is closed"):
+            launch(free_cluster, both.strategy(), "both")
+
+
 def test_when_the_driver_is_killed_its_pool_goes(free_cluster, driver):
     code = """
 import time

@@ -56,10 +56,16 @@ class Pool:
     """Seats that are reserved until `close()`; `pool[2:6]` and `pool[3]` are smaller pools of the same reservation."""
 
     def __init__(
-        self, context: JobControl, name: str, reservation: Reservation, seats: Sequence[Seat], *, is_part: bool = False
+        self,
+        context: JobControl,
+        name: str,
+        reservations: Sequence[Reservation],
+        seats: Sequence[Seat],
+        *,
+        is_part: bool = False,
     ) -> None:
         self._context = context
-        self._reservation = reservation
+        self._reservations = reservations
         self._is_part = is_part
         self.name = name
         self.seats = tuple(seats)
@@ -77,8 +83,8 @@ class Pool:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the reservation was closed."""
-        return self._reservation.is_closed
+        """Whether its reservation, or one of them, was closed."""
+        return any(reservation.is_closed for reservation in self._reservations)
 
     def strategy(self, share: float | None = None, per_process: int = 1) -> PoolStrategy:
         """Return the strategy to launch a group with: one process on each seat, or on `per_process` seats in a row.
@@ -111,12 +117,14 @@ class Pool:
     def close(self, timeout: float = CALL_SECONDS) -> None:
         """Release the seats. Those that groups still use are kept until the groups are closed; ClusterError names them.
 
-        Closing a part of a pool is refused: the reservation is one.
+        Closing a part of a pool is refused, since a reservation is closed as a whole.
         """
         if self._is_part:
-            raise ConfigError(f"{self!r} is a part of a pool", hint="close the pool that reserve_seats returned")
+            hint = "close the pools that reserve_seats returned"
+            raise ConfigError(f"{self!r} is a part of a pool, or a sum of pools", hint=hint)
         users = self._users()
-        self._reservation.close(timeout)
+        for reservation in self._reservations:
+            reservation.close(timeout)
         if users:
             raise ClusterError(
                 f"the pool {self.name!r} was closed under {plural(len(users), 'group')}: {join_words(users)}",
@@ -143,7 +151,14 @@ class Pool:
                 f"{self.name!r} has no seats [{asked}]: it has {plural(len(self), 'seat')}",
                 hint=f"take [0:{len(self)}] or a part of it",
             )
-        return Pool(self._context, self.name, self._reservation, found, is_part=True)
+        return Pool(self._context, self.name, self._reservations, found, is_part=True)
+
+    def __add__(self, other: object) -> Pool:
+        """Return the seats of this pool and then those of another one, to launch a group on both."""
+        if not isinstance(other, Pool):
+            return NotImplemented
+        both = (*self._reservations, *other._reservations)
+        return Pool(self._context, f"{self.name}+{other.name}", both, (*self.seats, *other.seats), is_part=True)
 
     def __iter__(self) -> Iterator[Pool]:
         return (self[index] for index in range(len(self)))
@@ -235,7 +250,7 @@ def reserve_seats(
         )
         for rank, (label, own) in enumerate(wanted)
     ]
-    return Pool(context, name, reservation, found)
+    return Pool(context, name, [reservation], found)
 
 
 def _check_counts(context: JobControl, seats: object) -> dict[int, int]:
