@@ -31,6 +31,7 @@ LAYERS = {
     "comm": {"runtime", "machine", "placement", "deadline", *PURE},
     "weights": {"comm", "runtime", "machine", "placement", "deadline", *PURE},
     "rl": {"weights", "comm", "runtime", "machine", "placement", "deadline", *PURE},
+    "compat": {"rl", "weights", "comm", "runtime", "machine", "placement", "deadline", *PURE, ""},
     "testing": {"rl", "weights", "comm", "runtime", "machine", "placement", "deadline", *PURE},
     "doctor": {"runtime", "machine", "placement", "deadline", *PURE},
     "watch": {"runtime", "machine", "render", "placement", "deadline", *PURE},
@@ -38,6 +39,7 @@ LAYERS = {
     "cli": {
         "demo",
         "doctor",
+        "compat",
         "testing",
         "watch",
         "rl",
@@ -66,6 +68,7 @@ OUTSIDE = {
     "comm": {"ray", "numpy", "torch"},
     "weights": {"numpy", "torch", "lazy_loader"},
     "rl": {"ray", "aiohttp", "lazy_loader", "torch"},
+    "compat": {"ray"},
     "testing": {"ray", "psutil", "pytest", "numpy", "aiohttp", "lazy_loader"},
     "doctor": {"ray", "psutil"},
     "watch": {"rich", "starlette", "uvicorn", "opentelemetry"},

@@ -51,6 +51,7 @@ _COMMANDS = {
     },
     "Run": {
         "run": ("Place a job, launch its workers and call its entry point.", "job.yaml"),
+        "compat": ("Run a program of slime and the like, with Roost below it.", "slime -- python train.py"),
         "top": ("Show a run on the terminal while it runs: who does what, metrics, events.", "latest"),
         "watch": ("Show a run on a local web page while it runs, and afterwards.", "latest --open"),
         "stack": ("Show where all threads of a worker are, without stopping it.", "latest actor:3"),

@@ -1,0 +1,1 @@
+"""On the path of every Python below `roost compat`."""
