@@ -81,8 +81,7 @@ def _home(address: str, node: str, call: Any, deadline: Deadline) -> HomeStatus:
     problem = "it is dead"
     if call is not None:
         try:
-            stats, _ = ray.get(call, timeout=max(0.1, deadline.left))
-            return HomeStatus(address=address, node=node, stats=stats)
+            return HomeStatus(address=address, node=node, stats=ray.get(call, timeout=max(0.1, deadline.left)))
         except GetTimeoutError:
             problem = "it does not answer"
         except RayError:

@@ -27,6 +27,7 @@ from ray.exceptions import (
     NodeDiedError,
     OutOfMemoryError,
     RayActorError,
+    RayError,
     RaySystemError,
     RayTaskError,
     WorkerCrashedError,
@@ -104,6 +105,38 @@ class RemoteFailure(Exception):  # noqa: N818 - what happened
         return self.failure.traceback
 
 
+class Raised(RemoteFailure):
+    """What a method raised, as Ray keeps it: it is unpickled as that exception, which `ray.get` raises as the user's.
+
+    The traceback is in Ray's text, so that the note has only the worker and its log.
+    """
+
+    def __str__(self) -> str:
+        return f"{_place_of(self.failure)}, in {self.failure.method!r}\n{self.failure.traceback}"
+
+    def __reduce__(self) -> Any:
+        return _arrived, (self.failure,)
+
+
+def _arrived(failure: Failure) -> Exception:
+    """Return the exception of a method in the process that unpickles it."""
+    log = "" if failure.log_tail or not failure.log_path else f", log {failure.log_path}"
+    error = make_error([replace(failure, traceback="")], f"in {failure.method!r}{log}")
+    vars(error)["worker_failures"] = (failure,)
+    return error
+
+
+def _place_of(failure: Failure) -> str:
+    return f"in {failure.address} on {failure.node}, pid {failure.pid}"
+
+
+def failures_in(error: BaseException | None) -> tuple[Failure, ...]:
+    """Return the failures of workers that an exception tells of, whether Roost or Ray raises it."""
+    told = getattr(error, "cause", None) if isinstance(error, RayTaskError) else error
+    found = vars(told).get("worker_failures", ()) if isinstance(told, BaseException) else ()
+    return found if isinstance(found, tuple) else ()
+
+
 def carry(
     error: BaseException, log_tail: str, *, address: str = "", rank: int = 0, node: str = "", method: str = ""
 ) -> RemoteFailure:
@@ -116,12 +149,16 @@ def carry(
     trace = error.__traceback__
     while trace and trace.tb_next and trace.tb_frame.f_globals.get("__name__", "").startswith("roost.runtime."):
         trace = trace.tb_next
+    outer = error
+    if isinstance(error, RayTaskError) and not isinstance(error.cause, RayError):
+        # What ray.get raised for a failure of another worker: its class is made anew in each process.
+        error = error.cause
     kind = type(error)
     name = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
     message = _tried(lambda: message_of(error), "(its str() raises KeyboardInterrupt)")
     what = f"{name}: {shorten(message, _MAX_TEXT)}" if message else name
     shown = _tried(
-        lambda: "".join(traceback.TracebackException(kind, error, trace).format()),
+        lambda: "".join(traceback.TracebackException(type(outer), outer, trace).format()),
         "".join(["Traceback (most recent call last):\n", *traceback.format_tb(trace), what]),
     )
     return RemoteFailure(
@@ -200,11 +237,12 @@ def describe_death(error: BaseException, log_tail: str = "") -> str:
 
 
 def failure_of(error: BaseException, *, address: str, rank: int, node: str, log_path: str) -> Failure:
-    """Turn what Ray raised for a call to a worker into that worker's failure."""
-    cause: Exception | None = getattr(error, "cause", None)
+    """Turn what Ray raised for a call to a worker, or the failure that the call reports, into that of the worker."""
+    cause = error if isinstance(error, RemoteFailure) else getattr(error, "cause", None)
     called: dict[str, Any] = {"address": address, "rank": rank, "node": node}
-    if isinstance(cause, RemoteFailure):
-        found = cause.failure
+    # Or of another call, whose result is an argument of this one.
+    told = failures_in(error) if isinstance(error, RayTaskError) else ()
+    if found := cause.failure if isinstance(cause, RemoteFailure) else next(iter(told), None):
         # An exception may quote what its worker got from elsewhere.
         shown: dict[str, Any] = {
             name: printable_lines(getattr(found, name)) for name in ("what", "traceback", "log_tail")
@@ -250,16 +288,15 @@ def make_error(failures: Sequence[Failure], doing: str, unfinished: Sequence[int
         rest += [f"    {line}" for line in at_most([shorten(str(other), 300) for other in others], 16)]
     if unfinished:
         rest.append(f"  not finished yet: {plural(len(unfinished), 'rank')}, {format_ranks(unfinished)}")
-    note = f"in {first.address} on {first.node}, pid {first.pid}, {doing}"
+    note = f"{_place_of(first)}, {doing}"
     notes = "\n".join(filter(None, [note, first.details, *rest]))
     error = _revive(first.pickled, notes) if first.pickled else None
     if error is None:
         kind, verb = (WorkerDied, "died") if first.kind is FailureKind.DEATH else (WorkerFailed, "failed")
         text = f"{first.address} on {first.node} {verb} {doing}: {first.what}"
         error = kind("\n".join(filter(None, [text, first.details, *rest])))
-    # For the caller's code what the notes are for people. The class may have no room for it, or refuse it.
-    with contextlib.suppress(Exception):
-        error.worker_failures = (first, *others)  # type: ignore[attr-defined]
+    # For the caller's code what the notes are for people. The class may refuse it.
+    vars(error)["worker_failures"] = (first, *others)
     return error
 
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 _MOST_KEPT = 100
 _MOST_SAID = 5
 _MOST_ASKS = 20
+_MOST_CAUSES = 10
 _WORDS = "meanwhile failed: "
 
 Key = tuple[str, int, float]
@@ -144,6 +145,12 @@ def with_meanwhile(error: Error) -> Error:
     known = Meanwhile.current
     if known is None:
         return error
+    cause: BaseException | None = error
+    # What it tells of itself, perhaps as Ray raised it for a handle.
+    for _ in range(_MOST_CAUSES):
+        with contextlib.suppress(Exception):
+            known.saw(getattr(cause, "worker_failures", ()))
+        cause = cause and (cause.__cause__ or cause.__context__)
     with contextlib.suppress(Exception):
         if any(_WORDS in text for text in (str(error), *getattr(error, "__notes__", ()))):
             return error

@@ -45,7 +45,7 @@ from roost.runtime.managers.ledgers.workers import GroupRecord, WorkerRecord, Wo
 from roost.runtime.managers.worker_manager import WorkerManager
 from roost.runtime.nodes.discover import live_nodes
 from roost.runtime.nodes.ray_state import is_known_dead, living
-from roost.runtime.process.actor import MethodKind
+from roost.runtime.process.actor import MethodKind, group_call
 from roost.runtime.process.identity import WorkerIdentity
 from roost.runtime.process.packing import Sent
 from roost.runtime.process.spec import Report, WorkerSpec
@@ -141,7 +141,7 @@ class Members:
         calls = [
             self._keep(rank, method, item.arguments)
             if rank in late
-            else getattr(self._handles[rank], method).remote(*item.arguments)
+            else getattr(self._handles[rank], group_call(method)).remote(*item.arguments)
             for rank, item in zip(ranks, sent, strict=True)
         ]
         result: CallResult[Any] = CallResult(self, method, ranks, calls, [item.sources for item in sent])
@@ -174,7 +174,7 @@ class Members:
         while True:
             rank, method, args, future = self._kept[0]
             try:
-                future.set_result(getattr(self.handles([rank])[0], method).remote(*args))
+                future.set_result(getattr(self.handles([rank])[0], group_call(method)).remote(*args))
             except BaseException as error:
                 future.set_exception(error)
             with self._keeping:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 Ref = ray.ObjectRef[Any]
 Reply = Sequence[Ref]
-"""References to the value that a worker returns and to what it timed."""
+"""References to the report of a call in a worker and to the value it returns."""
 
 _REDUCTIONS: dict[str, Callable[[list[float]], float]] = {"max": max, "min": min, "mean": statistics.fmean}
 Reduction = Literal["max", "min", "mean"]
@@ -78,18 +78,20 @@ class PassedCall:
     group: str
     method: str
     workers: tuple[WorkerIdentity, ...]
-    timings: tuple[Ref, ...]
-    """By worker: what it timed, a small object that arrives with the value, and fails as the value does."""
+    reports: tuple[Ref, ...]
+    """By worker: a small object that arrives with the value, and says whether the call failed."""
     value_ids: tuple[str, ...]
 
     def failures(self, context: JobControl) -> list[Failure]:
         """Return the failures of the call, as far as its workers have ended."""
         found = []
-        arrived = look_at(self.timings)
-        for worker, ref in zip(self.workers, self.timings, strict=True):
+        arrived = look_at(self.reports)
+        for worker, ref in zip(self.workers, self.reports, strict=True):
             try:
-                _ = ref in arrived and ray.get(ref)
-            except RayError as error:
+                error = ray.get(ref).failure if ref in arrived else None
+            except RayError as raised:
+                error = raised
+            if error is not None:
                 failure = lost_value(context, error, ()) or context.describe(worker, error)
                 is_own = not failure.method and failure.address == worker.address
                 found.append(replace(failure, method=self.method) if is_own else failure)
@@ -125,13 +127,13 @@ class CallResult(Passable, Generic[Value]):
         self._sources_by_rank = tuple(sources)
         self._sources = tuple(dict.fromkeys(source for some in sources for source in some))
         # What arrives when the calls end that make the arguments, each once.
-        self._source_timings = list(dict.fromkeys(ref for source in self._sources for ref in source.timings))
+        self._source_reports = list(dict.fromkeys(ref for source in self._sources for ref in source.reports))
         self._has_durations = True
 
     @property
     def refs(self) -> list[Ref]:
         """Ray's references to the values, in rank order, for code that uses Ray itself."""
-        return [value for value, _ in self._send(NEVER)]
+        return [value for _, value in self._send(NEVER)]
 
     @functools.cached_property
     def _source(self) -> PassedCall:
@@ -140,8 +142,8 @@ class CallResult(Passable, Generic[Value]):
             group=self._members.name,
             method=self._method,
             workers=tuple(map(self._members.identity, self._ranks)),
-            timings=tuple(timing for _, timing in replies),
-            value_ids=tuple(value.hex() for value, _ in replies),
+            reports=tuple(report for report, _ in replies),
+            value_ids=tuple(value.hex() for _, value in replies),
         )
 
     def __len__(self) -> int:
@@ -179,14 +181,28 @@ class CallResult(Passable, Generic[Value]):
         """Return the values; GetTimeoutError at the deadline."""
         try:
             with self._waiting(), self._members.context.stop:
-                refs = [value for value, _ in self._send(deadline)]
-                # With the sources' timings: Ray raises the first failure, and starts this call only after all of them.
-                found = get([*refs, *self._source_timings], deadline.timeout)
+                replies = self._send(deadline)
+                if self._source_reports:
+                    self._wait_for_reports([*self._source_reports, *(report for report, _ in replies)], deadline)
+                found = get([value for _, value in replies], deadline.timeout)
         except GetTimeoutError:
             raise
         except RayError:
             raise self._failed(deadline) from None
-        return list(found[: len(refs)])
+        return list(found)
+
+    def _wait_for_reports(self, reports: Sequence[Ref], deadline: Deadline) -> None:
+        """Wait until calls have ended; RayError as soon as one of them has failed.
+
+        Those that make the arguments are among them: Ray starts this call only after all of them, also if one failed.
+        """
+        pending = set(reports)
+        while pending:
+            wait_for(self._members.context, list(pending), 1, deadline)
+            arrived = look_at(list(pending))
+            if any(report.failure is not None for report in get(list(arrived), deadline.timeout)):
+                raise RayError("a call has failed")
+            pending -= arrived
 
     def one(self, timeout: float | None = None) -> Value:
         """Return the value of the only worker that was called: `group[0].train(batch).one()`."""
@@ -225,11 +241,11 @@ class CallResult(Passable, Generic[Value]):
     def _iterate(self, seconds: float | None) -> Iterator[tuple[int, Value]]:
         pending = list(self._ranks)
         # Waited for as well: Ray starts this call only after all of them, even if one has failed.
-        sources = dict.fromkeys(self._source_timings)
+        sources = dict.fromkeys(self._source_reports)
         deadline = Deadline.after(seconds)
         while pending:
             try:
-                ranks = {value: rank for rank, (value, _) in zip(self._ranks, self._send(deadline), strict=True)}
+                ranks = {value: rank for rank, (_, value) in zip(self._ranks, self._send(deadline), strict=True)}
                 wanted = [*sources, *(ref for ref, rank in ranks.items() if rank in pending)]
                 with self._waiting(), self._members.context.stop:
                     (ready,) = wait_for(self._members.context, wanted, 1, deadline)
@@ -239,6 +255,8 @@ class CallResult(Passable, Generic[Value]):
             except RayError:
                 raise self._failed() from None
             if ready in sources:
+                if value.failure is not None:
+                    raise self._failed()
                 del sources[ready]
                 continue
             pending.remove(ranks[ready])
@@ -265,17 +283,28 @@ class CallResult(Passable, Generic[Value]):
             if rank in late:
                 out.append(Outcome(rank=rank, kind=OutcomeKind.TIMEOUT, error=self._timed_out(seconds, [rank])))
                 continue
-            try:
-                out.append(Outcome(rank=rank, kind=OutcomeKind.VALUE, value=ray.get(sent[rank][0])))
-            except RayError as error:
-                failure = self._members.describe(error, rank, self._method, sources)
+            value, failure = self._answer(rank, sent[rank], sources)
+            if failure is None:
+                out.append(Outcome(rank=rank, kind=OutcomeKind.VALUE, value=value))
+            else:
                 self._members.context.failures.saw([failure])
                 raised = make_error([failure], f"in {self._method!r}", asked=self._asked)
                 # A worker whose argument failed is alive itself.
                 kind = OutcomeKind.EXCEPTION if failure.passed_to else OutcomeKind(failure.kind.value)
                 out.append(Outcome(rank=rank, kind=kind, error=raised))
-        look_at([*(timing for _, timing in sent.values()), *self._source_timings])
+        look_at([*(ref for reply in sent.values() for ref in reply), *self._source_reports])
         return out
+
+    def _answer(self, rank: int, reply: Reply, sources: Sequence[PassedCall]) -> tuple[Any, Failure | None]:
+        """Return the value of a rank that has answered, or its failure."""
+        report, value = reply
+        try:
+            found = ray.get(report).failure
+            if found is None:
+                return ray.get(value), None
+        except RayError as error:
+            found = error
+        return None, self._members.describe(found, rank, self._method, sources)
 
     def consume_durations(self, reduction: Reduction | None = "max") -> dict[str, Any]:
         """Wait for the call and return seconds by tag, reduced over all ranks; with None by tag and rank. Only once."""
@@ -286,10 +315,10 @@ class CallResult(Passable, Generic[Value]):
         self._begin(None)
         by_tag: dict[str, dict[int, float]] = {}
         replies = zip(self._ranks, self._send(NEVER), strict=True) if self._has_durations else ()
-        for rank, (_, timing) in replies:
+        for rank, (report, _) in replies:
             # Also of the workers that succeeded where another failed.
             with contextlib.suppress(RayError), self._waiting(), self._members.context.stop:
-                for tag, seconds in get(timing).items():
+                for tag, seconds in get(report).durations.items():
                     by_tag.setdefault(tag, {})[rank] = seconds
         self._has_durations = False
         if reduction is None:
@@ -328,12 +357,12 @@ class CallResult(Passable, Generic[Value]):
         with contextlib.suppress(Exception):
             self._send(deadline)
         unsendable = self._unsendable()
-        timings = {rank: timing for rank, (_, timing) in self._sent().items()}
-        done = set(wait_for(self._members.context, list(timings.values()), len(timings), deadline, must=False))
-        return [rank for rank in self._ranks if rank not in unsendable and timings.get(rank) not in done]
+        reports = {rank: report for rank, (report, _) in self._sent().items()}
+        done = set(wait_for(self._members.context, list(reports.values()), len(reports), deadline, must=False))
+        return [rank for rank in self._ranks if rank not in unsendable and reports.get(rank) not in done]
 
     def _sent(self) -> dict[int, Reply]:
-        """Return the references to value and timings of each rank that the call was sent to."""
+        """Return the references to report and value of each rank that the call was sent to."""
         calls = zip(self._ranks, self._calls, strict=True)
         return {rank: call for rank, call in calls if not isinstance(call, Future)}
 
@@ -369,10 +398,10 @@ class CallResult(Passable, Generic[Value]):
 
     def _late_sources(self) -> str:
         """Say which workers have not made its arguments yet; empty if all have."""
-        arrived = look_at(self._source_timings)
+        arrived = look_at(self._source_reports)
         late: dict[str, set[int]] = {}
         for source in self._sources:
-            ranks = {who.rank for who, ref in zip(source.workers, source.timings, strict=True) if ref not in arrived}
+            ranks = {who.rank for who, ref in zip(source.workers, source.reports, strict=True) if ref not in arrived}
             if ranks:
                 late.setdefault(f"{source.method!r} of {source.group!r}", set()).update(ranks)
         return join_words([f"{call} on rank {format_ranks(sorted(ranks))}" for call, ranks in late.items()], most=4)
@@ -388,10 +417,8 @@ class CallResult(Passable, Generic[Value]):
             # Ray does not start a call whose argument failed.
             if rank in late or rank not in sent or any(failed[source] for source in sources):
                 continue
-            try:
-                ray.get(sent[rank][0])
-            except RayError as error:
-                failures.append(self._members.describe(error, rank, self._method, sources))
+            if (failure := self._answer(rank, sent[rank], sources)[1]) is not None:
+                failures.append(failure)
         look_at([ref for reply in sent.values() for ref in reply])
         if not failures:
             # It was not sent to a rank, since that was not restarted after all.
@@ -404,17 +431,24 @@ class CallResult(Passable, Generic[Value]):
         if len(self._sent()) < len(self._ranks):
             await asyncio.to_thread(self._send, NEVER)
         refs = self.refs
-        answers = [asyncio.wrap_future(ref.future()) for ref in [*refs, *self._source_timings]]
+        answers = [asyncio.wrap_future(ref.future()) for ref in [*refs, *self._source_reports]]
+        of_sources = answers[len(refs) :]
+        # Ray starts this call only after all of its sources: the failure of one must not wait for the others.
+        until = asyncio.FIRST_COMPLETED if of_sources else asyncio.FIRST_EXCEPTION
         for answer in answers:
             # Retrieve each exception, so that asyncio does not report it as never retrieved.
             answer.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
-        pending = set(answers)
+        pending, failed = set(answers), False
         with self._waiting():
-            while pending and not any(answer.done() and answer.exception() for answer in answers):
+            while pending and not failed:
                 # After the head was given up, none of them ends.
                 self._begin(None)
-                _, pending = await asyncio.wait(pending, timeout=SLICE_SECONDS, return_when=asyncio.FIRST_EXCEPTION)
-        if any(answer.done() and answer.exception() for answer in answers):
+                done, pending = await asyncio.wait(pending, timeout=SLICE_SECONDS, return_when=until)
+                failed = any(
+                    answer.exception() or (answer in of_sources and answer.result().failure is not None)
+                    for answer in done
+                )
+        if failed:
             raise await asyncio.to_thread(self._failed)
         return [answer.result() for answer in answers[: len(refs)]]
 

@@ -84,7 +84,10 @@ class JobControl(JobContext):
         return str(log_file(self.run_dir.logs, address))
 
     def describe(self, identity: WorkerIdentity, error: BaseException) -> Failure:
-        """Turn what Ray raised for a call into the worker's failure, with its node's state and the end of its log."""
+        """Turn what Ray raised for a call, or what the call reports, into the worker's failure.
+
+        A death gets its node's state and the end of its log.
+        """
         path = self.log_path(identity.address)
         found = failure_of(error, address=identity.address, rank=identity.rank, node=identity.node, log_path=path)
         if isinstance(error, ActorUnavailableError):

@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ from roost.runtime.events.format import worker_file
 from roost.runtime.events.sampler import Sampler
 from roost.runtime.events.stacks import answer_request
 from roost.runtime.events.waits import record_waits_of_torch
-from roost.runtime.failures.failure import carry
+from roost.runtime.failures.failure import Raised, RemoteFailure, carry
 from roost.runtime.limits import CONSUMERS_EVERY_SECONDS, FLUSH_SECONDS, PREDECESSOR_SECONDS
 from roost.runtime.process import output
 from roost.runtime.process.failed import report
@@ -257,7 +257,7 @@ def _name_of(stream: Any) -> str:
 
 @contextlib.contextmanager
 def _carried(method: str = "", called: str = "") -> Iterator[None]:
-    """Send what is raised inside to the caller as a RemoteFailure; it names the worker if a method is given.
+    """Send what is raised inside to the caller: as a RemoteFailure, or as Raised if a method is given.
 
     `called` is what the log, the events and the other processes of the job are told has failed, by default the method.
     """
@@ -270,47 +270,112 @@ def _carried(method: str = "", called: str = "") -> Iterator[None]:
         identity, origin = current_identity(), dict[str, Any]()
         if identity is not None and method:
             origin = {"address": identity.address, "rank": identity.rank, "node": identity.node, "method": method}
-        carried = carry(error, output.read_tail(output.own_place().path), **origin)
+        log = output.own_place().path
+        carried = carry(error, output.read_tail(log), **origin)
         # The caller may never look at the result.
         if called or method:
             causes = [(item.address, item.pid or 0, item.when) for item in getattr(error, "worker_failures", ())]
             report(carried.failure, called or method, causes)
-        raise carried from None
+        raise Raised(replace(carried.failure, log_path=str(log))) if method else carried from None
 
 
 def make_actor_class(name: str, methods: Mapping[str, MethodKind]) -> type:
-    """Make the actor class with these methods, each of which calls the one of the user's object."""
+    """Make the actor class with these methods, each of which calls the one of the user's object.
+
+    Under its own name a method takes and returns what it does on any Ray actor; groups call it by `group_call`.
+    """
     body: dict[str, Any] = {method: _forward(method, kind) for method, kind in methods.items()}
+    body |= {group_call(method): _answering(method, kind) for method, kind in methods.items()}
     if MethodKind.ASYNC_GENERATOR in methods.values():
         # Only here, because one such method gives the whole actor an event loop.
         body["_roost_stream_async"] = _stream_async
     return type(name, (WorkerActor,), {"__module__": __name__, **body})
 
 
-def _forward(name: str, kind: MethodKind) -> Callable[..., Any]:
-    """Make a method that calls the object's and returns its value and, as an object of its own, what was timed.
+def group_call(method: str) -> str:
+    """Return the name under which a group calls a method; no attribute of the user's has it. Ray shows its last part.
 
-    A generator called this way returns all its items; one by one they come through `_roost_stream`.
+    The call takes packed arguments, and returns two objects: a CallReport and the value.
     """
-    forward: Callable[..., Any]
-    if kind in (MethodKind.ASYNC, MethodKind.ASYNC_GENERATOR):
+    return f"group.{method}"
 
-        async def forward(self: Any, *sent: Any) -> Any:
-            with measured_call(name) as durations, _carried(name):
-                args, kwargs = await unpack_async(sent)
-                value = getattr(self._roost_object, name)(*args, **kwargs)
-                value = [item async for item in value] if kind.is_generator else await value
-            return value, durations
+
+@dataclass(frozen=True, slots=True)
+class CallReport:
+    """What the caller learns of a call besides its value: a small object that is there whether or not it failed."""
+
+    durations: dict[str, float]
+    """What the call timed, by tag."""
+    failure: RemoteFailure | None = None
+
+
+def _forward(name: str, kind: MethodKind) -> Callable[..., Any]:
+    """Make a method that calls the object's and is of the same kind."""
+    forward: Callable[..., Any]
+    if kind is MethodKind.ASYNC_GENERATOR:
+
+        async def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+            with _carried(name):
+                async for item in getattr(self._roost_object, name)(*args, **kwargs):
+                    yield item
+
+    elif kind is MethodKind.ASYNC:
+
+        async def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+            with measured_call(name), _carried(name):
+                return await getattr(self._roost_object, name)(*args, **kwargs)
+
+    elif kind is MethodKind.GENERATOR:
+
+        def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+            with _carried(name):
+                yield from getattr(self._roost_object, name)(*args, **kwargs)
 
     else:
 
-        def forward(self: Any, *sent: Any) -> Any:
-            with measured_call(name) as durations, _carried(name):
-                args, kwargs = unpack(sent)
-                value = getattr(self._roost_object, name)(*args, **kwargs)
-                value = list(value) if kind.is_generator else value
-            return value, durations
+        def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+            with measured_call(name), _carried(name):
+                return getattr(self._roost_object, name)(*args, **kwargs)
 
     forward.__name__ = forward.__qualname__ = name
-    method: Callable[..., Any] = ray.method(num_returns=2)(forward)
+    return forward
+
+
+def _answering(name: str, kind: MethodKind) -> Callable[..., Any]:
+    """Make the method that a group calls. A generator returns all its items; `_roost_stream` has them one by one."""
+    answering: Callable[..., Any]
+    if kind in (MethodKind.ASYNC, MethodKind.ASYNC_GENERATOR):
+
+        async def answering(self: Any, *sent: Any) -> Any:
+            try:
+                with measured_call(name) as durations, _carried(name):
+                    args, kwargs = await unpack_async(sent)
+                    value = getattr(self._roost_object, name)(*args, **kwargs)
+                    value = [item async for item in value] if kind.is_generator else await value
+            except Raised as raised:
+                return _answer(CallReport({}, RemoteFailure(raised.failure)), raised)
+            return _answer(CallReport(durations), value)
+
+    else:
+
+        def answering(self: Any, *sent: Any) -> Any:
+            try:
+                with measured_call(name) as durations, _carried(name):
+                    args, kwargs = unpack(sent)
+                    value = getattr(self._roost_object, name)(*args, **kwargs)
+                    value = list(value) if kind.is_generator else value
+            except Raised as raised:
+                return _answer(CallReport({}, RemoteFailure(raised.failure)), raised)
+            return _answer(CallReport(durations), value)
+
+    answering.__name__ = answering.__qualname__ = name
+    method: Callable[..., Any] = ray.method(num_returns=2)(answering)
     return method
+
+
+def _answer(report: CallReport, value: Any) -> Iterator[Any]:
+    """Yield the report, and then the value or its exception: Ray keeps what a generator yields before it raises."""
+    yield report
+    if isinstance(value, Raised):
+        raise value.with_traceback(None) from None
+    yield value

@@ -51,6 +51,10 @@ class Passable:
         """The call that makes the result, as a call that takes it as an argument has to know it."""
         raise NotImplementedError
 
+    def __str__(self) -> str:
+        # Ray shows it where a program writes `ray.get([result])`.
+        return f"{self!r} (its values: result.wait(), or ray.get(result.refs))"
+
     def __reduce__(self) -> Any:
         raise TypeError(
             f"{self!r} can only be passed to a method of a group; elsewhere wait() for it, or send its refs"
