@@ -1,0 +1,87 @@
+"""RLinf's channels: any key, and the words of its `create`."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Any
+
+from roost.comm.channels import channel
+from roost.comm.channels.channel import DEFAULT_KEY
+from roost.comm.channels.channel import ChannelWorker as HomeWorker
+from roost.comm.channels.client import Client, LocalClient
+from roost.comm.channels.home import ChannelSettings
+from roost.comm.worker import Worker
+from roost.compat.rlinf import workers
+
+
+@dataclass(order=True)
+class WeightedItem:
+    """An item and its weight."""
+
+    weight: int
+    item: Any = field(compare=False)
+
+
+class ChannelWorker(HomeWorker, workers.Worker):
+    """The process that a channel lives in."""
+
+
+class Channel(channel.Channel):
+    """A named queue, with RLinf's arguments."""
+
+    def __init__(
+        self,
+        name: str = "",
+        settings: ChannelSettings | None = None,
+        identity: Any = None,
+        local: LocalClient | None = None,
+    ) -> None:
+        # RLinf makes one first, and says later what it is.
+        if settings is not None:
+            super().__init__(name, settings, identity, local)
+
+    def _initialize(self, channel_name: str, *_: Any, **__: Any) -> None:
+        """Become the channel of that name, whose home the caller launched."""
+        vars(self).update(vars(Channel.connect(channel_name)))
+
+    @classmethod
+    def create(  # type: ignore[override]
+        cls,
+        name: str,
+        maxsize: int = 0,
+        distributed: bool = False,
+        node_rank: int = 0,
+        local: bool = False,
+        disable_distributed_log: bool = True,
+    ) -> Channel:
+        """Start a channel; the logs of its home are where those of all workers are."""
+        del disable_distributed_log
+        made = super().create(name, maxsize, distributed, node_rank, local)
+        assert_type: Channel = made  # type: ignore[assignment]
+        return assert_type
+
+    @classmethod
+    def connect(cls, name: str, current_worker: Worker | None = None, **wait: Any) -> Any:
+        """Return a channel that exists."""
+        return super().connect(name, current_worker, **wait)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it lives in this process alone."""
+        return self._local is not None
+
+    @property
+    def _distributed(self) -> bool:
+        return len(self._settings.nodes) > 1
+
+    @property
+    def _channel_actors_by_rank(self) -> dict[int, Any]:
+        return dict(enumerate(workers.WorkerGroup.attach(self._name).actor_handles))
+
+    def get_batch(self, target_weight: float = 0, key: Hashable = DEFAULT_KEY, async_op: bool = False) -> Any:  # type: ignore[override]
+        """Take items in order while their weights fit."""
+        return super().get_batch(target_weight, key, async_op)
+
+    def _place(self, key: Hashable) -> tuple[Client, bytes]:
+        return super()._place(key if isinstance(key, str | int | float) else repr(key))
