@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 
 import pytest
 import ray
@@ -87,20 +86,11 @@ class TestWorker(Worker):
     def run(self):
         self.log_info(f"Hello from TestWorker rank {self._rank}!")
 
-# Example usage: the YAML config file is named "conf.yaml"
 @hydra.main(version_base=None, config_path=".", config_name="conf")
-# cfg contains the parsed YAML configuration
 def main(cfg):
-    # Initialize the cluster with the given configuration
     cluster = Cluster(cluster_cfg=cfg.cluster)
-
-    # Create a ComponentPlacement instance which parses the placement rules
     placement = ComponentPlacement(cfg, cluster)
-
-    # Retrieve the placement strategy for the "test_worker" component
     strategy = placement.get_strategy("test_worker")
-
-    # Launch the TestWorker with the specified placement strategy
     worker = TestWorker.create_group().launch(cluster, placement_strategy=strategy)
     worker.run().wait()
 
@@ -110,9 +100,9 @@ CONF = """
 cluster:
   num_nodes: 1
   component_placement:
-    test_worker: # Component name
+    test_worker:
       node_group: a800
-      placement: 0-3 # Place one process on each of the GPUs 0-3 of node group 'a800' (contains only node 0)
+      placement: 0-3
 
   node_groups:
     - label: a800
@@ -140,7 +130,7 @@ class Handled:
 @pytest.mark.usefixtures("roost_local_cluster")
 def test_the_cluster_page_holds():
     with Cluster(num_nodes=2) as opened:
-        assert Cluster.NAMESPACE == opened.namespace
+        assert opened.namespace == Cluster.NAMESPACE
         assert Cluster() is opened, "whoever asks later gets the same view"
         handle = Cluster.allocate(
             Handled,

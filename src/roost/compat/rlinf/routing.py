@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from roost.errors import ConfigError
 from roost.runtime.groups.group import WorkerGroup
+
+Parts = list[tuple[int, int]]
+"""Ranks of the other group, each with how many rows it exchanges."""
 
 
 def build_channel_message(send_rank: int, batch_idx: int, mode: str, tag: str) -> str:
@@ -51,7 +55,7 @@ class CommMapper:
         return _overlaps(batch_size, dst_world_size, src_world_size, dst_rank)
 
 
-def _overlaps(size: int, own_ranks: int, other_ranks: int, rank: int) -> list[tuple[int, int]]:
+def _overlaps(size: int, own_ranks: int, other_ranks: int, rank: int) -> Parts:
     for ranks in (own_ranks, other_ranks):
         if size % ranks:
             raise ConfigError(f"a batch of {size} cannot be divided evenly among {ranks} ranks")
@@ -132,17 +136,8 @@ def merge_batches(batches: Sequence[Any]) -> Any:
     if isinstance(first, list):
         return [row for part in batches for row in part]
     if getattr(first, "shape", ()):
-        return _joined(batches)
+        # numpy, or torch.
+        return importlib.import_module(type(first).__module__.partition(".")[0]).concatenate(list(batches))
     if all(part == first for part in batches):
         return first
     raise ConfigError(f"parts of {type(first).__name__} differ, and cannot be joined")
-
-
-def _joined(parts: Sequence[Any]) -> Any:
-    if type(parts[0]).__module__.partition(".")[0] == "torch":
-        import torch  # loaded, since the parts are its
-
-        return torch.cat(list(parts))
-    import numpy as np  # likewise
-
-    return np.concatenate(list(parts))

@@ -191,8 +191,8 @@ class Worker(comm_worker.Worker):
         return self._roost_logger
 
     # By these names RLinf's workers ask where they are. In RLinf the two local ones are the environment's.
-    _local_rank = fact(lambda worker: int(os.environ.get("LOCAL_RANK", "-1")))
-    _local_world_size = fact(lambda worker: int(os.environ.get("LOCAL_WORLD_SIZE", "-1")))
+    _local_rank = fact(lambda _: int(os.environ.get("LOCAL_RANK", "-1")))
+    _local_world_size = fact(lambda _: int(os.environ.get("LOCAL_WORLD_SIZE", "-1")))
     _node_local_rank = fact(lambda worker: worker.placement.local_rank)
     _node_local_world_size = fact(lambda worker: worker.placement.local_world_size)
     _cluster_node_rank = fact(lambda worker: worker.placement.cluster_node_rank)

@@ -28,7 +28,7 @@ _WORDS = {
 """By a part of our messages, what RLinf says, for code that looks for it."""
 
 
-class Misplaced(PlacementError, IndexError):
+class MisplacedError(PlacementError, IndexError):
     """A broken rule of a placement, as any of the errors that RLinf raises for it."""
 
 
@@ -37,7 +37,7 @@ def _in_their_words() -> Iterator[None]:
     try:
         yield
     except (ConfigError, PlacementError) as error:
-        raise Misplaced(_translated(error)) from None
+        raise MisplacedError(_translated(error)) from None
 
 
 def _translated(error: ConfigError | PlacementError) -> list[Any]:
@@ -86,7 +86,7 @@ class FlexiblePlacementStrategy(_Theirs, strategies.FlexiblePlacementStrategy):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         try:
             super().__init__(*args, **kwargs)
-        except Misplaced as error:
+        except MisplacedError as error:
             if _WORDS["hardware_ranks_list is empty"] in str(error):
                 raise
             object.__setattr__(self, "_error", error)
@@ -134,7 +134,7 @@ class ModelParallelComponentPlacement(ComponentPlacement, model_parallel.ModelPa
         super().__init__({**config, "cluster": section} if self.is_auto else config, cluster)
         self._cluster_num_gpus = self.topology.num_accelerators
         if "reward" not in self.components:
-            raise Misplaced("component_placement has no 'reward': Reward GPUs must be specified")
+            raise MisplacedError("component_placement has no 'reward': Reward GPUs must be specified")
 
     def get_strategy(self, component_name: str) -> PlacementStrategy:
         """Return the strategy that places a component."""
