@@ -25,7 +25,10 @@ class WeightedItem:
 
 
 class ChannelWorker(HomeWorker, RLinfWorker):
-    """The process that a channel lives in."""
+    """The process that a channel lives in; the memory of its items has no limit, as in RLinf."""
+
+    def __init__(self, maxsize: int = 0) -> None:
+        super().__init__(maxsize, max_bytes=0)
 
 
 class Channel(channel.Channel):
@@ -56,14 +59,16 @@ class Channel(channel.Channel):
         local: bool = False,
         disable_distributed_log: bool = True,
     ) -> Channel:
-        """Start a channel; the logs of its home are where those of all workers are."""
+        """Start a channel, of which only `maxsize` limits the memory."""
         del disable_distributed_log
-        return cast(Channel, super().create(name, maxsize, distributed, node_rank, local))
+        return cast(Channel, super().create(name, maxsize, distributed, node_rank, local, max_bytes=0))
 
     @classmethod
-    def connect(cls, name: str, current_worker: Worker | None = None, **wait: Any) -> Any:
+    def connect(
+        cls, name: str, current_worker: Worker | None = None, *, timeout: float | None = None
+    ) -> Channel:
         """Return a channel that exists."""
-        return super().connect(name, current_worker, **wait)
+        return cast(Channel, super().connect(name, current_worker, timeout=timeout))
 
     @property
     def is_local(self) -> bool:

@@ -145,14 +145,14 @@ class NodeGroupInfo:
 
     def to_group(self) -> NodeGroup:
         """Return it as a topology has it."""
-        kind = None if self.hardware_type == Accelerator.HW_TYPE else self.hardware_type
+        kind = "" if self.hardware_type in (None, Accelerator.HW_TYPE) else str(self.hardware_type)
         return NodeGroup(
             label=self.label,
             node_ranks=tuple(sorted(node.node_rank for node in self.nodes)),
             hardware=tuple(
                 DeclaredHardware.make(kind, node.node_rank)
                 for node in self.nodes
-                for _ in range(node.get_hw_resource_count(kind) if kind else 0)
+                for _ in range(node.get_hw_resource_count(kind))
             ),
             ignore_hardware=self.ignore_hardware,
             env_configs=tuple(

@@ -276,7 +276,7 @@ class Worker(comm_worker.Worker):
         return Channel.connect(channel_name, self, **wait)
 
     @contextlib.contextmanager
-    def worker_timer(self, tag: str | None = None, trace: bool = True) -> Iterator[None]:  # type: ignore[override]
+    def worker_timer(self, tag: str | None = None, trace: bool = True) -> Iterator[None]:
         """Time a piece of a method."""
         del trace
         # Above this generator and contextlib's code.
@@ -289,7 +289,7 @@ class Worker(comm_worker.Worker):
             metrics[name] = metrics.get(name, 0.0) + time.perf_counter() - began
 
     @staticmethod
-    def timer(tag: str | None = None, trace: bool = True) -> Callable[..., Any]:  # type: ignore[override]
+    def timer(tag: str | None = None, trace: bool = True) -> Callable[..., Any]:
         """Decorate a method so that it is timed."""
         del trace
 
