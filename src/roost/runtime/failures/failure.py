@@ -112,7 +112,8 @@ class Raised(RemoteFailure):
     """
 
     def __str__(self) -> str:
-        return f"{_place_of(self.failure)}, in {self.failure.method!r}\n{self.failure.traceback}"
+        trace = self.failure.traceback.removeprefix("Traceback (most recent call last):\n")
+        return f"{_place_of(self.failure)}, in {self.failure.method!r}\n{trace}"
 
     def __reduce__(self) -> Any:
         return _arrived, (self.failure,)

@@ -45,6 +45,7 @@ Reduction = Literal["max", "min", "mean"]
 Value = TypeVar("Value")
 """The type that the method returns in each worker."""
 _NAME = re.compile(r"^\s*name: (\S+)$", re.MULTILINE)
+_CALL = re.compile(r"ray::\S+\.(\w+)\(\)\S* \(pid=(\d+),")
 
 
 class OutcomeKind(StrEnum):
@@ -500,6 +501,13 @@ def look_at(refs: Sequence[Ref]) -> set[Ref]:
 def lost_value(context: JobControl, error: BaseException, sources: Sequence[PassedCall]) -> Failure | None:
     """Return the failure of a worker whose value a call needed, if Ray did not start the call because of its loss."""
     cause = getattr(error, "cause", None)
+    if isinstance(error, RayTaskError) and "input arguments for this task could not be computed" in str(error):
+        # A value that cannot be sent, which its call did not report: Ray's text alone says whose it is.
+        method, pid = _CALL.findall(str(error))[-1]
+        makers = {who.address: who for source in sources if source.method == method for who in source.workers}
+        for record in context.worker_manager.get_workers(list(makers)) if makers else ():
+            if record.pid == int(pid):
+                return replace(context.describe(makers[record.address], error), method=method)
     if not isinstance(error, RayTaskError) or not isinstance(cause, (*DEATHS, ObjectLostError)):
         return None
     lost_id = getattr(cause, "object_ref_hex", None)

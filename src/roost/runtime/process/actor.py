@@ -329,7 +329,9 @@ def _forward(name: str, kind: MethodKind) -> Callable[..., Any]:
 
         def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
             with _carried(name):
-                yield from getattr(self._roost_object, name)(*args, **kwargs)
+                # Ray sends values into a generator, which `yield from` would pass on to the user's.
+                for item in getattr(self._roost_object, name)(*args, **kwargs):  # noqa: UP028
+                    yield item
 
     else:
 
