@@ -64,7 +64,8 @@ REPLACES: dict[str, str] = {
     **{f"rlinf.scheduler.{name}": __name__ for name in _BELOW.split()},
     **{f"rlinf.scheduler.{name}": f"{__name__}.{name}" for name in _STRATEGIES.split()},
 }
-TRIED: tuple[str, ...] = ("0.4.0.dev0 at a3816b5",)
+TRIED: tuple[str, ...] = ("0.4.0",)
+"""At commit a3816b5 of August 2026."""
 
 
 def __getattr__(name: str) -> Any:
