@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from roost import ConfigError
 from roost.compat.rlinf import (
     AcceleratorType,
     Channel,
@@ -52,6 +53,14 @@ class Teller(Worker):
     def get(self, channel: Channel, key):
         return type(channel).__module__, channel.get(key=key)
 
+    def give(self, channel, rows, **options):
+        data = {"row": [10 * self._rank + place for place in range(rows)], "step": 3}
+        return self.send_to("other", channel, data, tag="obs", **options) is not None
+
+    async def take(self, channel, total, **options):
+        found = self.recv_from("worker_group_Teller", channel, tag="obs", batch_size=total, **options)
+        return await found.async_wait() if options.get("async_op") else found
+
     def attached(self, name: str):
         return WorkerGroup.from_group_name(Teller, name).execute_on(1).where().wait()
 
@@ -92,4 +101,14 @@ def test_a_program_in_rlinf_s_words():
             other.put(channel, key).wait()
             assert group.execute_on(3).get(channel, key).wait() == [("roost.compat.rlinf.channels", {"from": 0})]
         assert not channel.is_local
+
+        for options in ({}, {"async_op": True}, {"enable_p2p": True}, {"route_key": 7}):
+            sent = group.give(channel, 3, **options)
+            (taken,) = other.take(channel, 12, **options).wait()
+            assert taken == {"row": [0, 1, 2, 10, 11, 12, 20, 21, 22, 30, 31, 32], "step": 3}
+            assert sent.wait() == [bool(options.get("async_op"))] * 4
+        with pytest.raises(ConfigError, match="no decoupled mode"):
+            group.give(channel, 3, decoupled_mode=True).wait()
+        with pytest.raises(ConfigError, match="there is no channel"):
+            other.take(None, 12).wait()
         assert Channel.create("own", local=True).is_local

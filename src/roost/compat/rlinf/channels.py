@@ -64,9 +64,7 @@ class Channel(channel.Channel):
         return cast(Channel, super().create(name, maxsize, distributed, node_rank, local, max_bytes=0))
 
     @classmethod
-    def connect(
-        cls, name: str, current_worker: Worker | None = None, *, timeout: float | None = None
-    ) -> Channel:
+    def connect(cls, name: str, current_worker: Worker | None = None, *, timeout: float | None = None) -> Channel:
         """Return a channel that exists."""
         return cast(Channel, super().connect(name, current_worker, timeout=timeout))
 

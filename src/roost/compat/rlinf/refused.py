@@ -20,7 +20,7 @@ _REASONS = {
     "Tracer": "roost watch and roost export show what a run did",
     "build_recv_plan": "Worker.recv_from makes and follows the plan",
     "build_send_plan": "Worker.send_to makes and follows the plan",
-    "decoupled_build_recv_plan": "Worker.recv_from(decoupled_mode=True) does not exist on Roost",
+    "decoupled_build_recv_plan": "Roost has no decoupled mode of send_to and recv_from",
     "load_user_extension_module": "every worker does what it does, with the module that RLINF_EXT_MODULE names",
 }
 

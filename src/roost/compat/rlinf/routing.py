@@ -1,4 +1,4 @@
-"""How RLinf splits a batch over the ranks of another group."""
+"""How RLinf splits a batch over the ranks of another group, and sends it through a channel or directly."""
 
 from __future__ import annotations
 
@@ -6,11 +6,115 @@ import importlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from roost.deadline import Deadline
 from roost.errors import ConfigError
 from roost.runtime.groups.group import WorkerGroup
 
 Parts = list[tuple[int, int]]
 """Ranks of the other group, each with how many rows it exchanges."""
+
+
+class Routed:
+    """The handle of a batch on its way: all of its parts."""
+
+    def __init__(self, handles: Sequence[Any], merge: Callable[[list[Any]], Any]) -> None:
+        self._handles, self._merge = handles, merge
+
+    def done(self) -> bool:
+        """Whether all parts are there."""
+        return all(handle.done() for handle in self._handles)
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """Wait for all parts, and return the batch."""
+        deadline = Deadline.after(timeout)
+        return self._merge([handle.wait(deadline.timeout) for handle in self._handles])
+
+    async def async_wait(self) -> Any:
+        """Do the same in a coroutine."""
+        return self._merge([await handle.async_wait() for handle in self._handles])
+
+
+class RoutingWorker:
+    """What a worker exchanges with all ranks of another group that have a part of its batch."""
+
+    _roost_is_base = True
+
+    def send_to(
+        self: Any,
+        group_name: str,
+        channel: Any,
+        data: Any,
+        *,
+        route_key: Any = None,
+        mode: str | None = None,
+        tag: str | None = None,
+        async_op: bool = False,
+        batch_size: int | None = None,
+        split_fn: Callable[[Any, list[int]], list[Any]] | None = None,
+        enable_p2p: bool = False,
+        options: Any = None,
+        decoupled_mode: bool = False,
+        send_queue_size: int = 0,
+    ) -> Routed | None:
+        """Send this rank's rows; `batch_size` is how many all ranks of the group have together."""
+        _check_mode(decoupled_mode, send_queue_size, channel, enable_p2p)
+        size = infer_batch_size(data) * self.world_size if batch_size is None else batch_size
+        others = get_group_world_size(None, group_name)
+        ways = CommMapper.get_dst_ranks(size, self.world_size, others, self.rank)
+        tag = tag if mode is None else f"{mode}_{tag}"
+        works = []
+        for (rank, _), part in zip(ways, (split_fn or split_batch)(data, [rows for _, rows in ways]), strict=True):
+            if enable_p2p:
+                works.append(self.send(part, group_name, rank, async_op, options))
+            else:
+                key = build_send_key(self.group_name, group_name, self.rank, rank, tag, route_key)
+                works.append(channel.put(part, key=key, async_op=async_op))
+        return Routed(works, lambda _: None) if async_op else None
+
+    def recv_from(
+        self: Any,
+        group_name: str,
+        channel: Any,
+        *,
+        route_key: Any = None,
+        tag: str | None = None,
+        async_op: bool = False,
+        batch_size: int,
+        merge_fn: Callable[[list[Any]], Any] | None = None,
+        infer_batch_size_fn: Callable[[Any], int] | None = None,
+        enable_p2p: bool = False,
+        options: Any = None,
+        decoupled_mode: bool = False,
+        recv_queue_size: int = 0,
+    ) -> Any:
+        """Receive this rank's rows of a batch that has `batch_size` rows in all."""
+        _check_mode(decoupled_mode, recv_queue_size, channel, enable_p2p)
+        others = get_group_world_size(None, group_name)
+        ways = CommMapper.get_src_ranks(batch_size, others, self.world_size, self.rank)
+        works = []
+        for rank, _ in ways:
+            if enable_p2p:
+                works.append(self.recv(group_name, rank, True, options))
+            else:
+                key = build_send_key(group_name, self.group_name, rank, self.rank, tag, route_key)
+                works.append(channel.get(key=key, async_op=True))
+
+        def merge(parts: list[Any]) -> Any:
+            for part, (rank, rows) in zip(parts, ways, strict=True):
+                if (found := get_batch_size(part, infer_batch_size_fn)) != rows:
+                    raise ConfigError(f"{group_name}:{rank} sent {found} rows, and {rows} were expected")
+            return (merge_fn or merge_batches)(parts)
+
+        routed = Routed(works, merge)
+        return routed if async_op else routed.wait()
+
+
+def _check_mode(decoupled_mode: bool, queue_size: int, channel: Any, enable_p2p: bool) -> None:
+    if decoupled_mode or queue_size:
+        hint = "leave out runner.enable_decoupled_mode, so that each rank knows whom its rows go to"
+        raise ConfigError("Roost has no decoupled mode of send_to and recv_from", hint=hint)
+    if channel is None and not enable_p2p:
+        raise ConfigError("there is no channel", hint="give one, or enable_p2p=True")
 
 
 def build_channel_message(send_rank: int, batch_idx: int, mode: str, tag: str) -> str:

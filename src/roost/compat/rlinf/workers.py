@@ -18,6 +18,7 @@ from ray.actor import ActorHandle
 
 from roost.comm import worker as comm_worker
 from roost.compat.rlinf.hardware import Accelerator, AcceleratorType, HardwareInfo, info_of
+from roost.compat.rlinf.routing import RoutingWorker
 from roost.placement.strategies import NodePlacementStrategy, PlacementStrategy
 from roost.runtime import cluster as clusters
 from roost.runtime.groups import group as groups
@@ -140,7 +141,7 @@ class GroupDraft(groups.GroupDraft[Class]):
         return WorkerGroup(group._members, group.ranks)
 
 
-class Worker(comm_worker.Worker):
+class Worker(RoutingWorker, comm_worker.Worker):
     """One process of a group."""
 
     _roost_is_base = True
