@@ -11,7 +11,6 @@ from typing import Any
 from roost.comm.options import CollectiveGroupOptions as CollectiveGroupOptions
 from roost.compat.rlinf.channels import Channel as Channel
 from roost.compat.rlinf.channels import ChannelWorker as ChannelWorker
-from roost.compat.rlinf.channels import WeightedItem as WeightedItem
 from roost.compat.rlinf.hardware import Accelerator as Accelerator
 from roost.compat.rlinf.hardware import AcceleratorType as AcceleratorType
 from roost.compat.rlinf.hardware import DOSW1HWInfo as DOSW1HWInfo
@@ -32,7 +31,6 @@ from roost.compat.rlinf.placement import Placement as Placement
 from roost.compat.rlinf.placement import PlacementStrategy as PlacementStrategy
 from roost.compat.rlinf.refused import refused
 from roost.compat.rlinf.routing import CommMapper as CommMapper
-from roost.compat.rlinf.routing import build_channel_message as build_channel_message
 from roost.compat.rlinf.routing import build_route_channel_key as build_route_channel_key
 from roost.compat.rlinf.routing import build_send_key as build_send_key
 from roost.compat.rlinf.routing import get_batch_size as get_batch_size
@@ -40,7 +38,6 @@ from roost.compat.rlinf.routing import get_group_world_size as get_group_world_s
 from roost.compat.rlinf.routing import infer_batch_size as infer_batch_size
 from roost.compat.rlinf.routing import merge_batches as merge_batches
 from roost.compat.rlinf.routing import split_batch as split_batch
-from roost.compat.rlinf.routing import split_channel_message as split_channel_message
 from roost.compat.rlinf.workers import Cluster as Cluster
 from roost.compat.rlinf.workers import Worker as Worker
 from roost.compat.rlinf.workers import WorkerAddress as WorkerAddress

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass, field
 from typing import Any, cast
 
 from roost.comm.channels import channel
@@ -14,14 +13,6 @@ from roost.comm.channels.home import ChannelSettings
 from roost.comm.worker import Worker
 from roost.compat.rlinf.workers import Worker as RLinfWorker
 from roost.compat.rlinf.workers import WorkerGroup
-
-
-@dataclass(order=True)
-class WeightedItem:
-    """An item and its weight."""
-
-    weight: int
-    item: Any = field(compare=False)
 
 
 class ChannelWorker(HomeWorker, RLinfWorker):
@@ -65,12 +56,10 @@ class Channel(channel.Channel):
 
     @classmethod
     def connect(cls, name: str, current_worker: Worker | None = None, *, timeout: float | None = None) -> Channel:
-        """Return a channel that exists."""
         return cast(Channel, super().connect(name, current_worker, timeout=timeout))
 
     @property
     def is_local(self) -> bool:
-        """Whether it lives in this process alone."""
         return self._local is not None
 
     @property
@@ -82,7 +71,6 @@ class Channel(channel.Channel):
         return dict(enumerate(WorkerGroup.attach(self._name).actor_handles))
 
     def get_batch(self, target_weight: float = 0, key: Hashable = DEFAULT_KEY, async_op: bool = False) -> Any:  # type: ignore[override]
-        """Take items in order while their weights fit."""
         return super().get_batch(target_weight, key, async_op)
 
     def _place(self, key: Hashable) -> tuple[Client, bytes]:

@@ -14,13 +14,15 @@ _REASONS = {
     **dict.fromkeys(("get_scheduler_channel", "get_scheduler_request_queue"), _DYNAMIC),
     **dict.fromkeys(("get_scheduler_response_queue", "get_valid_dp_sizes"), _DYNAMIC),
     **dict.fromkeys(("AcceleratorUtil", "Collective", "CollectiveGroup", "CollectiveManager", "LocalChannel"), _INSIDE),
-    **dict.fromkeys(("AsyncRouteWork", "Manager", "MultiChannelProcessGroup", "NodeProbe", "WorkerManager"), _INSIDE),
+    **dict.fromkeys(
+        ("AsyncRouteWork", "Manager", "MultiChannelProcessGroup", "WeightedItem", "WorkerManager"), _INSIDE
+    ),
     **dict.fromkeys(("ModelParallelEvalComponentPlacement", "MultiAgentModelParallelComponentPlacement"), _LAYOUT),
     **dict.fromkeys(("MultiAgentModelParallelEvalComponentPlacement",), _LAYOUT),
     "Tracer": "roost watch and roost export show what a run did",
     "build_recv_plan": "Worker.recv_from makes and follows the plan",
     "build_send_plan": "Worker.send_to makes and follows the plan",
-    "decoupled_build_recv_plan": "Roost has no decoupled mode of send_to and recv_from",
+    **dict.fromkeys(("decoupled_build_recv_plan", "split_channel_message"), "it is of the decoupled mode of recv_from"),
     "load_user_extension_module": "every worker does what it does, with the module that RLINF_EXT_MODULE names",
 }
 

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
-import inspect
 import logging
 import os
-import sys
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from functools import wraps
+from collections.abc import Iterable, Mapping
+from types import SimpleNamespace
 from typing import Any, NamedTuple, Self, TypeVar, cast
 
 from ray.actor import ActorHandle
@@ -19,12 +14,13 @@ from ray.actor import ActorHandle
 from roost.comm import worker as comm_worker
 from roost.compat.rlinf.hardware import Accelerator, AcceleratorType, HardwareInfo, info_of
 from roost.compat.rlinf.routing import RoutingWorker
+from roost.config.hardware import ACCELERATOR
 from roost.placement.strategies import NodePlacementStrategy, PlacementStrategy
 from roost.runtime import cluster as clusters
 from roost.runtime.groups import group as groups
 from roost.runtime.process.addresses import WorkerAddress as WorkerAddress
 from roost.runtime.process.identity import alone, current_identity
-from roost.runtime.process.timers import timed
+from roost.runtime.process.timers import take_durations
 from roost.runtime.worker import current_worker, fact, own_methods, process_fact
 
 Class = TypeVar("Class")
@@ -32,23 +28,12 @@ _MOST_CALLS = 1000
 """RLinf's channels ask for 2^31 calls at a time, for which Ray would start threads."""
 
 
-@dataclass
-class WorkerInfo:
-    """What RLinf knows about a worker."""
+class WorkerInfo(SimpleNamespace):
+    """What RLinf's environments are told about their worker."""
 
     address: WorkerAddress
-    rank: int
-    group_world_size: int
-    cluster_node_rank: int
-    accelerator_type: str
-    accelerator_model: str
-    accelerator_rank: int
-    node_ip: str
-    node_port: int
-    available_accelerators: list[int]
-    hardware_infos: list[HardwareInfo]
 
-    def __hash__(self) -> int:
+    def __hash__(self) -> int:  # type: ignore[override]
         return hash(self.address)
 
 
@@ -72,7 +57,6 @@ class Cluster(clusters.Cluster):
 
     @classmethod
     def has_initialized(cls) -> bool:
-        """Whether this process has a Cluster."""
         return clusters.Cluster._current is not None
 
 
@@ -95,12 +79,10 @@ class WorkerGroup(groups.WorkerGroup[Class]):
 
     @property
     def worker_group_name(self) -> str:
-        """The group's name."""
         return self.name
 
     @property
     def worker_info_list(self) -> list[WorkerRank]:
-        """The ranks and their Ray actors."""
         return [WorkerRank(rank, handle) for rank, handle in zip(self.ranks, self.actor_handles, strict=True)]
 
     def execute_on(self, *ranks: int | Iterable[int]) -> WorkerGroup[Class]:
@@ -170,13 +152,11 @@ class Worker(RoutingWorker, comm_worker.Worker):
 
     @process_fact
     def torch_platform(self) -> Any:
-        """Torch's module for them, or None."""
         kind = self.torch_device_type
         return None if kind is None else getattr(importlib.import_module("torch"), kind)
 
     @process_fact
     def accelerator_type(self) -> str:
-        """The vendor of the node's accelerators."""
         return (current_identity() or alone("worker")).placement.accelerator_type
 
     @process_fact
@@ -205,43 +185,33 @@ class Worker(RoutingWorker, comm_worker.Worker):
     has_accelerator = fact(lambda worker: worker.accelerator_type != AcceleratorType.NO_ACCEL)
     hardware_type = fact(lambda worker: worker.placement.hardware_type)
     manager_proxy = fact(lambda worker: worker.cluster.worker_manager)
-
-    @property
-    def global_accelerator_ids(self) -> list[int]:
-        """The ranks in the cluster of the accelerators that it sees."""
-        node = self.cluster.get_node_info(self._cluster_node_rank)
-        ranks = self.cluster.accelerator_ranks[self._cluster_node_rank]
-        rank_of = {item.device: rank for item, rank in zip(node.accelerators, ranks, strict=True)}
-        return [rank_of[device] for device in self.devices]
-
-    @property
-    def hardware_infos(self) -> list[HardwareInfo]:
-        """Its hardware: declared pieces, or accelerators."""
-        if self.hardware:
-            return [info_of(piece) for piece in self.hardware]
-        models = [item.model or "" for item in self.cluster.get_node_info(self._cluster_node_rank).accelerators]
-        return [HardwareInfo(Accelerator.HW_TYPE, models[local]) for local in self._local_hardware_ranks]
+    hardware_infos = fact(lambda worker: worker.worker_info.hardware_infos)
+    global_accelerator_ids = fact(lambda worker: worker.worker_info.available_accelerators)
 
     @property
     def worker_info(self) -> WorkerInfo:
-        """What RLinf's environments are told about their worker."""
-        node = self.cluster.get_node_info(self._cluster_node_rank)
+        place, node = self.placement, self.cluster.get_node_info(self.placement.cluster_node_rank)
+        ranks = self.cluster.accelerator_ranks[place.cluster_node_rank]
+        rank_of = {item.device: rank for item, rank in zip(node.accelerators, ranks, strict=True)}
+        models = [item.model or "" for item in node.accelerators]
+        infos = [info_of(piece) for piece in self.hardware]
+        if place.hardware_type == ACCELERATOR:
+            infos = [HardwareInfo(type=Accelerator.HW_TYPE, model=models[rank]) for rank in place.local_hardware_ranks]
         return WorkerInfo(
             address=self.address,
             rank=self.rank,
             group_world_size=self.world_size,
-            cluster_node_rank=self._cluster_node_rank,
+            cluster_node_rank=place.cluster_node_rank,
             accelerator_type=self.accelerator_type,
-            accelerator_model=(node.accelerators[0].model or "") if node.accelerators else "",
-            accelerator_rank=self._local_accelerator_rank,
+            accelerator_model=models[0] if models else "",
+            accelerator_rank=place.local_accelerator_rank,
             node_ip=node.address,
             node_port=self.master_port,
-            available_accelerators=self.global_accelerator_ids,
-            hardware_infos=self.hardware_infos,
+            available_accelerators=[rank_of[device] for device in self.devices],
+            hardware_infos=infos,
         )
 
     def get_name(self) -> str:
-        """Return its name in the job."""
         return self.address.get_name()
 
     def get_parent_rank(self) -> int:
@@ -255,73 +225,19 @@ class Worker(RoutingWorker, comm_worker.Worker):
         return self.cluster.lease_ports(self._cluster_node_rank).port
 
     def log_on_first_rank(self, msg: object) -> None:
-        """Write a line into the log of rank 0."""
         if self.rank == 0:
             self.log_info(msg)
 
-    def log_on_last_rank(self, msg: object) -> None:
-        """Write a line into the log of the last rank."""
-        if self.rank == self.world_size - 1:
-            self.log_info(msg)
-
     def create_channel(self, channel_name: str, *args: Any, **kwargs: Any) -> Any:
-        """Create a channel."""
         from roost.compat.rlinf.channels import Channel  # it needs this module
 
         return Channel.create(channel_name, *args, **kwargs)
 
     def connect_channel(self, channel_name: str, **wait: Any) -> Any:
-        """Return a channel that exists."""
         from roost.compat.rlinf.channels import Channel  # likewise
 
         return Channel.connect(channel_name, self, **wait)
 
-    @contextlib.contextmanager
-    def worker_timer(self, tag: str | None = None, trace: bool = True) -> Iterator[None]:
-        """Time a piece of a method."""
-        del trace
-        # Above this generator and contextlib's code.
-        name = sys._getframe(2).f_code.co_name if tag is None else tag
-        metrics, began = self._timer_metrics, time.perf_counter()
-        try:
-            with timed(name):
-                yield
-        finally:
-            metrics[name] = metrics.get(name, 0.0) + time.perf_counter() - began
-
-    @staticmethod
-    def timer(tag: str | None = None, trace: bool = True) -> Callable[..., Any]:
-        """Decorate a method so that it is timed."""
-        del trace
-
-        def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-            name = tag or function.__name__
-
-            @wraps(function)
-            async def timed_async(self: Worker, *args: Any, **kwargs: Any) -> Any:
-                with self.worker_timer(name):
-                    return await function(self, *args, **kwargs)
-
-            @wraps(function)
-            def timed_plain(self: Worker, *args: Any, **kwargs: Any) -> Any:
-                with self.worker_timer(name):
-                    return function(self, *args, **kwargs)
-
-            return timed_async if inspect.iscoroutinefunction(function) else timed_plain
-
-        return decorate
-
-    @property
-    def _timer_metrics(self) -> dict[str, float]:
-        found: dict[str, float] = vars(self).setdefault("_rlinf_times", {})
-        return found
-
     def pop_execution_times(self) -> dict[str, float]:
-        """Return the seconds that were timed in this worker, by tag, and forget them."""
-        found = dict(self._timer_metrics)
-        self._timer_metrics.clear()
-        return found
-
-    def pop_execution_time(self, tag: str) -> float:
-        """Return the seconds of one tag, and forget them."""
-        return self._timer_metrics.pop(tag)
+        """Return the seconds that the current call has timed since the last time, by tag."""
+        return take_durations()
