@@ -12,6 +12,7 @@ ON_RAY = {
     "doctor": ("doctor",),
     "watch": ("page_live", "watch"),
     "demo": ("demo",),
+    "compat": ("compat_rlinf",),
     "cli": ("clean", "commands", "docs_live", "examples", "logs", "new", "run", "runs", "search", "seeds"),
 }
 """The files of `tests/ray` by room; the others are about `runtime`."""

@@ -50,6 +50,14 @@ def timed(tag: str) -> Iterator[None]:
             durations[tag] = durations.get(tag, 0.0) + time.perf_counter() - started
 
 
+def take_durations() -> dict[str, float]:
+    """Return what the current call has timed so far, which it then does not send back."""
+    durations = _durations.get() or {}
+    taken = dict(durations)
+    durations.clear()
+    return taken
+
+
 def timer(tag: str | Callable[..., Any] | None = None) -> Any:
     """Decorate a method so that it is timed, under its own name or a tag."""
     if callable(tag):
@@ -60,14 +68,18 @@ def timer(tag: str | Callable[..., Any] | None = None) -> Any:
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
             # A generator runs while its items are consumed; its end is not visible here.
             raise TypeError(f"{function.__qualname__} is a generator: time what is inside it, with worker_timer")
-        if not inspect.iscoroutinefunction(function):
-            return timed(name)(function)
 
         @functools.wraps(function)
-        async def timed_function(*args: Any, **kwargs: Any) -> Any:
+        async def timed_async(*args: Any, **kwargs: Any) -> Any:
             with timed(name):
                 return await function(*args, **kwargs)
 
-        return timed_function  # type: ignore[return-value]
+        # A class of a script is pickled with its methods: `timed(name)(function)` would hold a generator.
+        @functools.wraps(function)
+        def timed_function(*args: Any, **kwargs: Any) -> Any:
+            with timed(name):
+                return function(*args, **kwargs)
+
+        return timed_async if inspect.iscoroutinefunction(function) else timed_function  # type: ignore[return-value]
 
     return decorate

@@ -1,0 +1,39 @@
+"""RLinf's own tests of its scheduler, with Roost in the scheduler's place and no change in their files."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from roost.testing import local_cluster
+
+# What tests parts of RLinf's scheduler that are inside of it, and that Roost refuses by name.
+INSIDE = [
+    "test_comm.py::TestMultiChannelProcessGroupFailures",
+    "test_worker.py::TestManagerNamespace",
+]
+
+
+@pytest.fixture
+def rlinf(checkout):
+    pytest.importorskip("torch", reason="needs torch: make test-programs")
+    return checkout("RLINF", "RLinf (github.com/RLinf/RLinf)", "tests/unit_tests/test_comm.py")
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [("test_placement.py", 38), ("test_channel.py", 73), ("test_comm.py", 56), ("test_worker.py", 10)],
+)
+def test_rlinf_s_own_tests_of_its_scheduler_pass(rlinf, program, monkeypatch, name, count):
+    tests = rlinf / "tests" / "unit_tests"
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(rlinf), str(tests)]))
+    left_out = [word for inside in INSIDE for word in ("--deselect", inside)]
+    with local_cluster("1x0") as cluster:
+        words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", *left_out, name]
+        done = program(*words, compat="rlinf", cwd=tests, env={**cluster.environment, "ROOST_QUIET": "1"})
+    # The others of their tests are skipped, for want of a GPU.
+    assert f"\n{'=' * 3}" in done.stdout
+    assert f" {count} passed" in done.stdout
+    assert "failed" not in done.stdout.splitlines()[-1]
+    assert "roost: stands in for rlinf" in done.stderr
