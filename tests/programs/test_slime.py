@@ -16,7 +16,14 @@ RANKS, ENGINES, STEPS = 2, 2, 3
 FLAGS = [
     *("--actor-num-nodes", "1", "--actor-num-gpus-per-node", str(RANKS), "--num-gpus-per-node", "8"),
     *("--num-rollout", str(STEPS), "--rollout-batch-size", "4", "--n-samples-per-prompt", "2"),
-    *("--global-batch-size", "8", "--rollout-function-path", "prompts.generate", "--data-source-path", "prompts.Prompts"),
+    *(
+        "--global-batch-size",
+        "8",
+        "--rollout-function-path",
+        "prompts.generate",
+        "--data-source-path",
+        "prompts.Prompts",
+    ),
     *("--sglang-router-ip", "127.0.0.1", "--sglang-router-port", "1", "--save-interval", "2"),
 ]
 SEPARATE = ["--rollout-num-gpus", str(ENGINES)]

@@ -13,7 +13,6 @@ from slime.utils.accelerator.cuda import CUDAAccelerator
 from tracing import note
 
 
-
 class NoDevices(CUDAAccelerator):
     """slime takes the ranks' device numbers from its accelerator, and there is none here."""
 

@@ -41,4 +41,6 @@ def generate(args, rollout_id, prompts, evaluation=False):
         groups.append(group)
     rewards = [sample.reward for group in groups for sample in group]
     note("prompts", "eval" if evaluation else "generate", rollout=rollout_id, versions=versions, rewards=rewards)
-    return RolloutFnEvalOutput(data={"all": {"rewards": rewards}}) if evaluation else RolloutFnTrainOutput(samples=groups)
+    return (
+        RolloutFnEvalOutput(data={"all": {"rewards": rewards}}) if evaluation else RolloutFnTrainOutput(samples=groups)
+    )
