@@ -14,10 +14,11 @@ def make_model(folder: str) -> None:
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-    vocabulary = {word: number for number, word in enumerate(["<pad>", "<eos>", *WORDS])}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
+    pad, end = "<pad>", "<eos>"
+    vocabulary = {word: number for number, word in enumerate([pad, end, *WORDS])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=pad))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>")
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=pad, eos_token=end)
     fast.save_pretrained(folder)
     torch.manual_seed(7)
     sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "max_position_embeddings": 32}
