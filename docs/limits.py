@@ -18,6 +18,7 @@ TITLES = {
     "comm": "Messages and channels",
     "weights": "Weights",
     "rl": "Engines, router and manager",
+    "compat": "Programs of other frameworks",
     "testing": "Local clusters",
     "doctor": "The doctor",
     "watch": "Views of a run",

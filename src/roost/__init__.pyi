@@ -72,6 +72,8 @@ from .runtime.managers.worker_manager import WorkerManager as WorkerManager
 from .runtime.nodes.info import AcceleratorInfo as AcceleratorInfo
 from .runtime.nodes.info import NodeInfo as NodeInfo
 from .runtime.process.addresses import WorkerAddress as WorkerAddress
+from .runtime.reserve.pool import Pool as Pool
+from .runtime.reserve.pool import Seat as Seat
 from .runtime.reserve.reservation import Reservation as Reservation
 
 __version__: str

@@ -23,12 +23,14 @@ from roost import (
     ConfigError,
     NodeManager,
     NodePlacementStrategy,
+    PackedPlacementStrategy,
     PlacementError,
     Worker,
     make_plan,
     register_hardware,
 )
 from waiting import wait_until
+from workers import Performer
 
 
 def test_the_nodes_are_found_in_order_with_what_they_have(shared_cluster, roost_local_cluster):
@@ -184,13 +186,48 @@ def test_an_address_where_nothing_answers_raises_with_that_address():
 
 
 @pytest.mark.usefixtures("small_local_cluster")
-def test_a_process_that_called_ray_init_itself_is_refused():
-    ray.init(log_to_driver=False)
+def test_a_process_that_called_ray_init_itself_keeps_its_connection():
+    ray.init(log_to_driver=False, namespace="theirs")
+    theirs = ray.shutdown
     try:
         with pytest.raises(ClusterError, match="initialised already") as caught:
-            Cluster(num_nodes=1)
-        assert "leave out ray.init" in str(caught.value)
+            Cluster()
+        assert "num_nodes uses the connection that is there" in str(caught.value)
+        for wrong in ({"address": "127.0.0.1:9"}, {"namespace": "ours"}, {"working_dir": "."}):
+            with pytest.raises(ConfigError, match=f"this process called ray.init, and {next(iter(wrong))} is"):
+                Cluster(num_nodes=1, **wrong)
+        with Cluster(num_nodes=1) as cluster:
+            assert cluster.namespace == "theirs"
+            with Performer.create_group().launch(cluster, PackedPlacementStrategy(0, 0)) as group:
+                assert group.who().wait(60)[0]["cluster_nodes"] == 1, "workers find the job"
         assert ray.is_initialized(), "the connection that other code made stays"
+        again = Cluster(num_nodes=1)
+        ray.shutdown()
+        assert not again.is_open, "it was closed before Ray"
+        assert ray.shutdown is theirs
+    finally:
+        ray.shutdown()
+
+
+@ray.remote(num_cpus=0)
+class Runner:
+    """An actor of a program that does not use Roost, which makes a Cluster of its own."""
+
+    def run(self) -> list[int]:
+        with (
+            Cluster(num_nodes=1, quiet=True) as cluster,
+            Performer.create_group().launch(cluster, PackedPlacementStrategy(0, 0)) as group,
+        ):
+            return group.rank_of().wait(60)
+
+
+@pytest.mark.usefixtures("small_local_cluster")
+def test_an_actor_of_a_program_without_roost_opens_a_job():
+    ray.init(log_to_driver=False)
+    try:
+        runner = Runner.remote()
+        assert [ray.get(runner.run.remote(), timeout=60) for _ in range(2)] == [[0], [0]]
+        ray.kill(runner)
     finally:
         ray.shutdown()
 

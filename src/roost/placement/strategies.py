@@ -186,8 +186,17 @@ def place(
     topology: Topology, space: RankSpace, processes: Iterable[Sequence[int]], isolate_accelerator: bool
 ) -> list[Placement]:
     """Make one placement for each process, given as its ascending hardware ranks; a process never spans nodes."""
+    return place_at(topology, *_seats(space, processes), isolate_accelerator)
+
+
+def place_at(
+    topology: Topology,
+    stretches: Sequence[Stretch],
+    local_ranks_of: Sequence[tuple[int, ...]],
+    isolate_accelerator: bool,
+) -> list[Placement]:
+    """Make one placement for each process, given as a stretch of hardware on its node and its local ranks there."""
     _flag(isolate_accelerator)
-    stretches, local_ranks_of = _seats(space, processes)
     local_world_sizes = Counter(stretch.node_rank for stretch in stretches)
     placement_node_ranks = {node_rank: index for index, node_rank in enumerate(local_world_sizes)}
     next_local = dict.fromkeys(local_world_sizes, 0)

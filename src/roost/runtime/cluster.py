@@ -29,6 +29,7 @@ from roost.config.topology import Topology
 from roost.deadline import Deadline
 from roost.errors import ClusterError, ConfigError, NameTaken
 from roost.placement.plan import Plan
+from roost.placement.strategies import PlacementStrategy
 from roost.runtime.connect import connection
 from roost.runtime.connect.calls import end_actors, is_worker
 from roost.runtime.connect.connection import Connection
@@ -54,6 +55,7 @@ from roost.runtime.managers.namespaces import (
     choose_namespace,
     find_job,
     find_managers,
+    job_namespaces,
     start_managers,
     used_namespaces,
 )
@@ -64,6 +66,7 @@ from roost.runtime.nodes.info import NodeInfo
 from roost.runtime.nodes.log_forwarder import LogForwarder
 from roost.runtime.nodes.ray_state import name_of_job
 from roost.runtime.options import ClusterOptions
+from roost.runtime.reserve.pool import Pool, reserve_seats
 from roost.runtime.reserve.reservation import Reservation, check_timeout
 from roost.runtime.reserve.reserver import reserve_plan
 from roost.runtime.runs.console import Console
@@ -194,11 +197,12 @@ class Cluster:
         self._stop = Stop(self.recorder.note_signal)
         deadline = Deadline.after(options.timeout)
         try:
-            if is_worker():
+            # An actor that another program started may have no job of Roost, and open one.
+            if is_worker() and (options.attaches or ray.get_runtime_context().namespace in job_namespaces()):
                 context = JobContext.attach(deadline)
                 manager = CollectiveManager.get_proxy(context.job.namespace)
             else:
-                connection.check_can_connect()
+                connection.check_can_connect(may_borrow=not options.attaches)
                 # Undone last.
                 self._handlers.enter_context(self._stop.on_sigterm())
                 made, managers = self._attach(options) if options.attaches else self._open(options, deadline)
@@ -242,6 +246,10 @@ class Cluster:
 
     def _open(self, options: ClusterOptions, deadline: Deadline) -> tuple[Connection, Managers]:
         """Make a job: connect, find the nodes, start the managers."""
+        if ray.is_initialized():
+            made = connection.borrow(options.address, options.namespace, options.working_dir, self.close)
+            self._undo.callback(lambda: connection.disconnect(made))
+            return made, self._start_job(made, options, deadline)
         namespace = options.namespace or Cluster.NAMESPACE
         for _ in range(_MAX_TRIES):
             # A Ray that is started here has one node, which no other machine can reach.
@@ -392,6 +400,24 @@ class Cluster:
         most 1. Accelerators that other jobs hold are waited for until `timeout`.
         """
         return reserve_plan(self.context, plan, shares or {}, timeout=timeout)
+
+    def reserve_seats(
+        self,
+        seats: Sequence[int] | PlacementStrategy | Plan,
+        name: str | None = None,
+        timeout: float | None = None,
+    ) -> Pool:
+        """Reserve seats to launch groups into, all or none, before it is known which groups go where.
+
+        - `seats`: how many processes on each node, by node rank, with one free accelerator each (a node without
+          accelerators gives CPU seats); or a strategy, one seat for each of its processes; or a plan, one seat for each
+          of its accelerators.
+        - `name`: the pool's name in messages and in `roost status`.
+        - `timeout`: seconds to wait for accelerators that are taken, by default as long as `reserve` does.
+        """
+        return reserve_seats(
+            self.context, seats, "pool" if name is None else name, RESERVE_SECONDS if timeout is None else timeout
+        )
 
     def log_metric(self, name: str, value: float, step: float | None = None) -> None:
         """Add a value to a metric of the run, as `Worker.log_metric` does in a worker."""

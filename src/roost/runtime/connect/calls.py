@@ -50,10 +50,8 @@ os.register_at_fork(after_in_child=_note_fork)
 
 def is_worker() -> bool:
     """Whether this process runs a Ray task or actor."""
-    if not ray.is_initialized():
-        return False
-    context = ray.get_runtime_context()
-    return context.get_actor_id() is not None or context.get_task_id() is not None
+    # There is no other way that logs no warning in a driver.
+    return ray.is_initialized() and ray.get_runtime_context().worker.mode == ray.WORKER_MODE
 
 
 def on_node(ray_id: str) -> NodeAffinitySchedulingStrategy:

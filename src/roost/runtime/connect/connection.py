@@ -10,7 +10,7 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,6 +48,8 @@ class Connection:
     """Ray's id of this connection; a later one has another."""
     guard: Guard | None
     """The process that ends Ray with this one, if this connection started it."""
+    give_back: Callable[[], object] | None = None
+    """What ends the use of a connection that the program made itself, and ends itself."""
 
     @property
     def address(self) -> str:
@@ -71,16 +73,52 @@ class Connection:
         return self.is_current and self.head.wait()
 
 
-def check_can_connect() -> None:
-    """Raise ClusterError if Ray is too old, or if this process is connected already."""
+def check_can_connect(*, may_borrow: bool = False) -> None:
+    """Raise ClusterError if Ray is too old, or if this process is connected already and that connection is no use."""
     check_ray_version(ray.__version__)
     check_not_fork()
-    if ray.is_initialized():
+    if ray.is_initialized() and not may_borrow:
         raise ClusterError(
             "Ray is initialised already in this process, by another call of ray.init",
-            hint="make the Cluster first and leave out ray.init: the Cluster sets namespace and logging. "
-            "To end the other connection, call ray.shutdown() before",
+            hint="make the Cluster first and leave out ray.init, or call ray.shutdown() before; "
+            "a Cluster with num_nodes uses the connection that is there",
         )
+
+
+def borrow(
+    address: str | None, namespace: str | None, working_dir: str | None, on_shutdown: Callable[[], object]
+) -> Connection:
+    """Use the connection that the program's own ray.init made; ConfigError if another one is asked for.
+
+    Ray tells nobody that it shuts down, so `ray.shutdown` is replaced by a function that calls `on_shutdown` first.
+    """
+    context = ray.get_runtime_context()
+    asked = {"address": address, "namespace": namespace, "working_dir": working_dir}
+    there = {"address": context.gcs_address, "namespace": context.namespace, "working_dir": None}
+    for name, value in asked.items():
+        if value not in (None, "auto", there[name]):
+            raise ConfigError(
+                f"this process called ray.init, and {name} is {value!r}, not {there[name]!r}",
+                hint=f"give {name} to ray.init, or leave ray.init out: the Cluster connects by itself",
+            )
+    theirs = ray.shutdown
+
+    def give_back() -> None:
+        if ray.shutdown is shutdown:
+            ray.shutdown = theirs
+
+    @functools.wraps(theirs)
+    def shutdown(*args: Any, **kwargs: Any) -> None:
+        give_back()
+        on_shutdown()
+        theirs(*args, **kwargs)
+
+    head = Head(context.gcs_address)
+    head.use()
+    _watch_head(head, lambda: None)
+    ray.shutdown = shutdown
+    job = context.get_job_id()
+    return Connection(head=head, namespace=context.namespace, ray_job=job, guard=None, give_back=give_back)
 
 
 def connect(
@@ -146,17 +184,22 @@ def connect(
                 # Another version of Ray or Python at the other end, no raylet on this machine.
                 raise ClusterError(f"Ray at {found} could not be joined: {error}", hint=hint) from error
     context = ray.get_runtime_context()
-    own, head = context.get_node_id(), Head(context.gcs_address)
+    head = Head(context.gcs_address)
     head.use()
     try:
-        node = next(node for node in within(ASK_SECONDS, ray.nodes, "list its nodes") if node["NodeID"] == own)
-        head.watch(f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}", _leave)
+        _watch_head(head, _leave)
     except BaseException:
         within(DISCONNECT_SECONDS, _shutdown, "disconnect")
         if guard is not None:
             guard.stop()
         raise
     return Connection(head=head, namespace=namespace, ray_job=context.get_job_id(), guard=guard)
+
+
+def _watch_head(head: Head, on_lost: Callable[[], object]) -> None:
+    own = ray.get_runtime_context().get_node_id()
+    node = next(node for node in within(ASK_SECONDS, ray.nodes, "list its nodes") if node["NodeID"] == own)
+    head.watch(f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}", on_lost)
 
 
 def prepare_disconnect() -> None:
@@ -173,7 +216,9 @@ def disconnect(made: Connection, timeout: float = DISCONNECT_SECONDS) -> None:
     """Disconnect, which ends Ray if the connection started it; does nothing if another connection replaced it."""
     made.head.stop_watching(timeout)
     try:
-        if made.is_open:
+        if made.give_back is not None:
+            made.give_back()
+        elif made.is_open:
             within(timeout, _shutdown, "disconnect")
     except ClusterError as error:
         # Ray would try again at exit, and hang again.

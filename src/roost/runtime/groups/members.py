@@ -294,7 +294,9 @@ class OwnMembers(Members):
             # Before anything is started there.
             limit = min(plan.timeout, RESERVE_SECONDS)
             components = {self.name: [spec.identity.placement for spec in plan.specs]}
-            self._reservation = reserve_accelerators(self.context, self.name, plan.shares, components, timeout=limit)
+            self._reservation = reserve_accelerators(
+                self.context, self.name, plan.shares, components, timeout=limit, seats=plan.seats
+            )
             reached["reserved"] = time.monotonic()
         deadline = Deadline.after(plan.timeout)
         try:

@@ -15,11 +15,13 @@ from roost.placement.plan import Piece
 from roost.placement.strategies import NodePlacementStrategy, PackedPlacementStrategy, PlacementStrategy
 from roost.runtime.limits import LAUNCH_SECONDS
 from roost.runtime.managers.job_info import JOB_VARIABLE, JobInfo
+from roost.runtime.managers.ledgers.reservations import Slot
 from roost.runtime.nodes.info import NodeInfo
 from roost.runtime.process.environment import build_environment, check_variables
 from roost.runtime.process.identity import WorkerIdentity
 from roost.runtime.process.spec import Report, WorkerSpec
 from roost.runtime.reserve.occupancy import resource_of
+from roost.runtime.reserve.pool import PoolStrategy
 from roost.runtime.reserve.reservation import accelerators_of, check_share
 
 
@@ -32,6 +34,8 @@ class LaunchPlan:
     """By rank."""
     shares: Mapping[Piece, float | None]
     """The accelerators to reserve, and the part of each that the group uses; None where it declares none."""
+    seats: tuple[Slot, ...]
+    """What a pool has reserved of them, which is then not reserved again."""
     max_concurrency: int | None
     timeout: float
     restarts: int
@@ -67,6 +71,13 @@ def plan_launch(
     if share is not None and not reserve:
         raise ConfigError("share says how reserved accelerators are shared, but reserve is False")
     check_share(share, "share")
+    seats: tuple[Slot, ...] = ()
+    if isinstance(strategy, PoolStrategy):
+        if not reserve:
+            raise ConfigError("reserve is False, but the seats of a pool are reserved", hint="leave it out")
+        if None not in (share, strategy.share):
+            raise ConfigError("share is given twice: to pool.strategy and to launch", hint="leave one of them out")
+        share, seats = strategy.share if share is None else share, strategy.pool.slots
     if strategy is None:
         count = topology.num_accelerators
         strategy = PackedPlacementStrategy(0, count - 1) if count else NodePlacementStrategy(range(len(topology.nodes)))
@@ -113,6 +124,7 @@ def plan_launch(
     return LaunchPlan(
         name=name,
         specs=tuple(specs),
+        seats=seats,
         shares={piece: None if share is None else share * count for piece, count in workers.items() if reserve},
         max_concurrency=max_concurrency,
         timeout=timeout,

@@ -27,7 +27,8 @@ class Reservation:
         self._user = user
         self.slots = tuple(sorted(slots, key=lambda slot: slot.piece))
         """The placement group and the bundle of each accelerator, in the order of nodes and accelerators."""
-        self._is_closed = False
+        self.is_closed = False
+        """Whether `close` was called."""
 
     @property
     def accelerators(self) -> list[tuple[int, int]]:
@@ -36,13 +37,13 @@ class Reservation:
 
     def close(self, timeout: float = CALL_SECONDS) -> None:
         """Release what no other part of the job uses; if that fails, ClusterError, and it can be closed again."""
-        if self.slots and not self._is_closed and self._context.is_connected:
+        if self.slots and not self.is_closed and self._context.is_connected:
             if self._context.connection is not None and not self._context.is_reachable:
                 raise self._context.connection.head.gone(f": {self!r} is not released")
             # If the job's manager is gone for good, its placement groups go with the job.
             with contextlib.suppress(ManagerDied):
                 self._context.node_manager.within(timeout).release_slots(self._user)
-        self._is_closed = True
+        self.is_closed = True
 
     def __enter__(self) -> Reservation:
         return self
@@ -54,7 +55,7 @@ class Reservation:
         return len(self.slots)
 
     def __repr__(self) -> str:
-        return f"<Reservation of {plural(len(self.slots), 'accelerator')}{', closed' if self._is_closed else ''}>"
+        return f"<Reservation of {plural(len(self.slots), 'accelerator')}{', closed' if self.is_closed else ''}>"
 
 
 def lost_slots(slots: Iterable[Slot]) -> list[Slot]:

@@ -23,7 +23,7 @@ from ray.util.placement_group import PlacementGroup
 
 from roost.config.hardware import ACCELERATOR
 from roost.deadline import NEVER, Deadline
-from roost.errors import AcceleratorsTaken, ClusterError, ConfigError
+from roost.errors import AcceleratorsTaken, ClusterError, ConfigError, ReservationLost
 from roost.placement.fit import Components, nearest_fit
 from roost.placement.plan import Piece, Plan
 from roost.runtime.connect.head import until
@@ -46,7 +46,7 @@ from roost.runtime.nodes.discover import live_nodes
 from roost.runtime.nodes.info import NodeInfo
 from roost.runtime.nodes.placement_groups import Ask, Bundle, probe, settle
 from roost.runtime.reserve.occupancy import Holdings, OccupancyReader, pieces_on, resource_of
-from roost.runtime.reserve.reservation import Reservation, check_share, check_timeout, lost_slots
+from roost.runtime.reserve.reservation import Reservation, check_share, check_timeout, describe_loss, lost_slots
 from roost.text import join_words, plural
 
 log: logging.Logger = logging.getLogger(__name__)
@@ -126,36 +126,61 @@ class Reserver:
         every = [piece for node in nodes if resource_of(node) == resource for piece in pieces_on(node)]
         if len(every) < count:
             raise ConfigError(f"the cluster has {plural(len(every), resource)}, and {count} are wanted")
+
+        def choices() -> Iterator[list[Ask]]:
+            found = [every]
+            # Take others than the first only if those are held, and not just released.
+            if self._notice.is_over or self._held(every[:count]):
+                found.append(sorted(self._holdings().free_pieces(nodes) & set(every)))
+            for pieces in found:
+                if len(pieces) >= count:
+                    ranks = tuple(piece.node_rank for piece in pieces[:count])
+                    yield [Ask(resource=resource, node_ranks=ranks, cpus=1)]
+
+        return self._reserve_free(choices, nodes, count)
+
+    def reserve_on(self, counts: Mapping[int, int]) -> list[Slot]:
+        """Return slots for as many accelerators of each node that nobody holds, in one placement group on each."""
+        nodes = [self._context.nodes[rank] for rank in sorted(counts)]
+        asks = [Ask(resource=resource_of(node), node_ranks=(node.rank,) * counts[node.rank], cpus=1) for node in nodes]
+
+        def choices() -> list[list[Ask]]:
+            self._check_alive(nodes)
+            return [asks]
+
+        return self._reserve_free(choices, nodes, sum(counts.values()))
+
+    def _reserve_free(
+        self, choices: Callable[[], Iterable[list[Ask]]], nodes: Sequence[NodeInfo], count: int
+    ) -> list[Slot]:
+        """Try the choices again and again until Ray can place all groups of one."""
         with self._undone(), until(self._deadline):
             while True:
                 self._context.check_open()
-                is_noticed = self._notice.is_over
-                choices = [every]
-                # Take others than the first only if those are held, and not just released.
-                if is_noticed or self._held(every[:count]):
-                    choices.append(sorted(self._holdings().free_pieces(nodes) & set(every)))
                 # If there is not a CPU for each, take the accelerators without.
-                for pieces, cpus in itertools.product(choices, (1, 0) if is_noticed else (1,)):
-                    if len(pieces) >= count and (slots := self._take_any(pieces[:count], resource, cpus)):
+                for asks, cpus in itertools.product(choices(), (1, 0) if self._notice.is_over else (1,)):
+                    if slots := self._take_free([replace(ask, cpus=cpus) for ask in asks]):
                         emitter.note("reserved", self._name, plural(count, "accelerator"))
                         return slots
                 if self._deadline.is_over:
                     holdings = self._holdings()
-                    free = self._alive(holdings.free_pieces(self._context.nodes))
-                    taken = [piece for node in self._context.nodes for piece in pieces_on(node) if piece not in free]
+                    free = self._alive(holdings.free_pieces(nodes))
+                    taken = [piece for node in nodes for piece in pieces_on(node) if piece not in free]
                     what, more = plural(count, "accelerator"), f", {len(free)} are free"
                     raise self._taken(what, more, taken, holdings, free)
                 self._pause(lambda: plural(count, "free accelerator"))
 
-    def _take_any(self, pieces: Sequence[Piece], resource: str, cpus: int) -> list[Slot]:
-        """Take as many accelerators on the nodes of these, in one placement group; return none if Ray refuses."""
-        groups = self._make([Ask(resource=resource, node_ranks=tuple(piece.node_rank for piece in pieces), cpus=cpus)])
-        bundles = [bundle for own in settle(groups, self._until).values() for bundle in own]
-        devices = probe(dict.fromkeys(bundles, resource), self._context.nodes, self._until)
+    def _take_free(self, asks: Sequence[Ask]) -> list[Slot]:
+        """Take whichever accelerators of the nodes are free, all or none."""
+        groups = self._make(asks)
+        placed = settle(groups, self._until)
         slots: list[Slot] = []
-        for node in self._context.nodes:
-            own = [bundle for bundle in bundles if bundle.ray_id == node.ray_id]
-            slots += sorted(self._slots(node, own, pieces_on(node), devices), key=lambda slot: slot.piece)
+        if len(placed) == len(groups):
+            resources = {bundle: ask.resource for group, ask in groups.items() for bundle in placed[group]}
+            devices = probe(resources, self._context.nodes, self._until)
+            for node in self._context.nodes:
+                own = [bundle for bundle in resources if bundle.ray_id == node.ray_id]
+                slots += sorted(self._slots(node, own, pieces_on(node), devices), key=lambda slot: slot.piece)
         if slots and not self._manager.take_slots(self._user, dict.fromkeys(slot.piece for slot in slots), slots):
             return slots
         self._manager.discard_groups(self._user, list(groups))
@@ -210,16 +235,17 @@ class Reserver:
             self._manager.drop_slots([slot.piece for slot in lost])
             there, missing = self._manager.ask_slots(self._user, dict(shares))
         if missing:
-            alive = self._alive(missing)
-            lost_nodes = (str(self._context.nodes[piece.node_rank]) for piece in sorted(missing) if piece not in alive)
-            gone = list(dict.fromkeys(lost_nodes))
-            if gone:
-                raise ClusterError(
-                    f"accelerators cannot be reserved on {join_words(gone)}: "
-                    f"{'it is' if len(gone) == 1 else 'they are'} gone",
-                    hint="plan on the nodes that are there: make a new Cluster",
-                )
+            self._check_alive([self._context.nodes[rank] for rank in sorted({piece.node_rank for piece in missing})])
         return there, missing
+
+    def _check_alive(self, nodes: Sequence[NodeInfo]) -> None:
+        alive = {node.ray_id for node in live_nodes()}
+        if gone := [str(node) for node in nodes if node.ray_id not in alive]:
+            raise ClusterError(
+                f"accelerators cannot be reserved on {join_words(gone)}: "
+                f"{'it is' if len(gone) == 1 else 'they are'} gone",
+                hint="plan on the nodes that are there: make a new Cluster",
+            )
 
     def _take(self, pieces: Sequence[Piece]) -> tuple[list[Slot], set[Piece], set[Piece]]:
         """Try once; return the slots, or none with what is missing and what is known to be free."""
@@ -352,10 +378,26 @@ class Reserver:
 
 
 def reserve_accelerators(
-    context: JobControl, name: str, shares: Shares, components: Components, *, timeout: float
+    context: JobControl,
+    name: str,
+    shares: Shares,
+    components: Components,
+    *,
+    timeout: float,
+    seats: Sequence[Slot] = (),
 ) -> Reservation:
-    """Reserve accelerators under a name, with the part of each that is used; `components` is for messages."""
+    """Reserve accelerators under a name, with the part of each that is used; `components` is for messages.
+
+    With the `seats` of a pool, share what it has reserved, and only that: ReservationLost if some of it is lost.
+    """
     user = f"{name}#{secrets.token_hex(4)}"
+    if seats:
+        lost = describe_loss(context, seats)
+        # Another thread may close the pool meanwhile.
+        if lost or context.node_manager.take_slots(user, dict(shares), []):
+            why = lost or "its pool was closed"
+            raise ReservationLost(f"{name!r} cannot be launched: {why}", hint="close the pool and reserve seats again")
+        return Reservation(context, user, seats)
     slots = Reserver(context, user, timeout).reserve(shares, components) if shares else []
     return Reservation(context, user, slots)
 

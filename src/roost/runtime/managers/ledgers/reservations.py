@@ -86,6 +86,8 @@ class SlotLedger:
         drafts = self._drafts.pop(user, set())
         if gone:
             return gone, list(drafts)
+        # Ray gave them anew: their placement groups were removed, and with them their users' hold.
+        self.drop([slot.piece for slot in new if slot.piece in self._slots])
         self._slots = slots
         self._users.setdefault(user, {}).update(shares)
         return [], list(drafts - {slot.group for slot in new})
