@@ -21,6 +21,7 @@ ELSEWHERE = {
     "tests/conformance": "placement",
     "tests/docs": "cli",
     "tests/engines": "rl",
+    "tests/programs": "compat",
     "tests/errors": "placement",
     "tests/golden": "render",
     "tests/property/test_properties.py": "placement",

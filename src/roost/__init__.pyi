@@ -56,6 +56,7 @@ from .runtime.cluster import Cluster as Cluster
 from .runtime.failures.failure import Failure as Failure
 from .runtime.groups.group import GroupDraft as GroupDraft
 from .runtime.groups.group import WorkerGroup as WorkerGroup
+from .runtime.groups.group import group_of as group_of
 from .runtime.groups.result import CallResult as CallResult
 from .runtime.groups.result import Outcome as Outcome
 from .runtime.groups.result import OutcomeKind as OutcomeKind

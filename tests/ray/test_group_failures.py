@@ -155,7 +155,7 @@ def test_a_deadline_that_has_passed_is_a_time_out(actor, tmp_path, timeout):
 
 
 def test_durations_of_the_others_are_there_when_one_fails(actor):
-    found = actor.fail([2]).consume_durations(reduction=None)
+    found = actor.fail([2]).consume_durations(reduction_type=None)
     assert set(found["fail"]) == {0, 1, 3}
 
 

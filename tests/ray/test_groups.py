@@ -345,7 +345,7 @@ def test_a_large_value_that_is_still_on_its_way_at_the_deadline_is_waited_for(ac
 
 def test_durations_come_by_tag_and_rank_and_are_reduced(actor):
     result = actor.timed()
-    by_rank = result.consume_durations(reduction=None)
+    by_rank = result.consume_durations(reduction_type=None)
     assert set(by_rank) == {"whole", "half", "timed"}
     assert set(by_rank["half"]) == {0, 1, 2, 3, 4}
     assert all(by_rank["whole"][rank] >= by_rank["half"][rank] >= 0.01 * (1 + rank) for rank in range(5))

@@ -131,21 +131,28 @@ def _late(members: Sequence[str], rank: int, missing: Sequence[int]) -> CallTime
     )
 
 
-def plan_routes(n_senders: int, n_receivers: int, batch: int) -> list[tuple[int, int, slice]]:
+def plan_routes(n_senders: int, n_receivers: int, batch: int | Sequence[int]) -> list[tuple[int, int, slice]]:
     """Say how a batch that is split over some ranks goes to the ranks of another group: contiguous and balanced.
 
     Returns `(sender, receiver, part of the batch)`, in order. Both sides split the batch as evenly as it goes, the
-    first ranks taking one more.
+    first ranks taking one more; a list as `batch` says how much each sender has.
 
     >>> plan_routes(2, 3, 6)
     [(0, 0, slice(0, 2, None)), (0, 1, slice(2, 3, None)), (1, 1, slice(3, 4, None)), (1, 2, slice(4, 6, None))]
     """
-    for name, value, least in (("n_senders", n_senders, 1), ("n_receivers", n_receivers, 1), ("batch", batch, 0)):
+    rows = [batch] if isinstance(batch, int) else list(batch)
+    if not isinstance(batch, int) and len(rows) != n_senders:
+        raise ConfigError(f"batch has {len(rows)} numbers for {n_senders!r} senders")
+    for name, value, least in (
+        ("n_senders", n_senders, 1),
+        ("n_receivers", n_receivers, 1),
+        *(("batch", count, 0) for count in rows),
+    ):
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise ConfigError(f"{name} is {value!r}: it is {least} or more")
     routes = []
-    for sender, held in enumerate(_split(batch, n_senders)):
-        for receiver, wanted in enumerate(_split(batch, n_receivers)):
+    for sender, held in enumerate(_split(batch, n_senders) if isinstance(batch, int) else _ranges(rows)):
+        for receiver, wanted in enumerate(_split(sum(rows), n_receivers)):
             start, stop = max(held.start, wanted.start), min(held.stop, wanted.stop)
             if start < stop:
                 routes.append((sender, receiver, slice(start, stop)))
@@ -153,5 +160,9 @@ def plan_routes(n_senders: int, n_receivers: int, batch: int) -> list[tuple[int,
 
 
 def _split(count: int, parts: int) -> list[range]:
-    ends = list(itertools.accumulate(count // parts + (place < count % parts) for place in range(parts)))
+    return _ranges([count // parts + (place < count % parts) for place in range(parts)])
+
+
+def _ranges(counts: Sequence[int]) -> list[range]:
+    ends = list(itertools.accumulate(counts))
     return [range(begin, end) for begin, end in zip([0, *ends], ends, strict=False)]

@@ -149,6 +149,9 @@ class Messages:
         """Held for moments by all that look into the mailbox; a peer may be asked for, or told something, inside."""
         self._arriving: dict[tuple[str, int], _Tensor] = {}
         """By sender and number: tensors of which chunks are missing."""
+        self.rows: dict[Hashable, tuple[bytes, int]] = {}
+        """Number and rows of calls of `send_to`: by label of one that waits for other ranks, by rank and label of the
+        last."""
         self._holding: dict[str, Peer] = {}
         """By address: the processes that keep their messages, because too much of them waits to be received."""
         self._sent: Handle[None] = Handle(endpoint.loop)

@@ -123,6 +123,41 @@ class TalkingWorker:
         check_options(options)
         return self._roost_messages.recv(source_of(src_group_name, src_rank), tag, tensor, async_op, timeout)
 
+    def send_to(
+        self,
+        rows: Any,
+        dst_group_name: str,
+        *,
+        world_size: int | None = None,
+        tag: Hashable = None,
+        timeout: float | None = None,
+    ) -> None:
+        """Send this rank's rows of a batch to a group whose ranks share the batch evenly and call `recv_from`.
+
+        Every rank of this group calls it, with as many rows as it has: a list, an array, a tensor, or a dict of these.
+        The order of the rows stays. `world_size` is that of the other group, by default as it was launched.
+        """
+        from roost.comm.rows import send_to  # likewise
+
+        send_to(self._roost_messages, self._identity, rows, dst_group_name, world_size, tag, timeout)
+
+    def recv_from(
+        self,
+        src_group_name: str,
+        *,
+        world_size: int | None = None,
+        tag: Hashable = None,
+        timeout: float | None = None,
+    ) -> Any:
+        """Receive this rank's rows of a batch that the ranks of a group send with `send_to`.
+
+        Every rank of this group calls it. The k-th call gets rows of the k-th batch; a call that fails takes nothing.
+        """
+        from roost.comm.rows import recv_from  # likewise
+
+        own = self._identity.address
+        return recv_from(self._roost_messages, own, src_group_name, world_size, tag, timeout)
+
     def create_channel(
         self,
         channel_name: str,

@@ -113,7 +113,7 @@ def with_defaults(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
         return dict(settings)
     from omegaconf import OmegaConf  # as above
 
-    every = OmegaConf.to_container(_merged(kind, settings), enum_to_str=True)
+    every: Any = OmegaConf.to_container(_merged(kind, settings), enum_to_str=True)
     # A path is a text in a config.
     plain = {key: str(value) if isinstance(value, PurePath) else value for key, value in every.items()}
     return {key: value for key, value in plain.items() if key != NODE_RANK} | dict(settings)

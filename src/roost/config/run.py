@@ -19,13 +19,16 @@ from roost.config.yaml_file import parse_text
 from roost.errors import Where
 from roost.text import did_you_mean
 
+MOST_CONCURRENCY = 10_000
+"""Ray starts a thread for each call at a time: with far more of them, a worker dies while it starts."""
+
 WORKER_FIELDS = Table(
     "The class that runs as this component, as module.Name; or a mapping with its arguments.",
     Field("class", TARGET, "The class, as module.Name; it derives from Worker.", required=True),
     Field("args", PLAIN_LIST, "The positional arguments of its constructor."),
     Field("kwargs", PLAIN_MAPPING, "The keyword arguments of its constructor."),
     Field("env_vars", variables(lambda: WORKER_VARIABLES)),
-    Field("max_concurrency", whole(1), "How many calls a worker serves at the same time."),
+    Field("max_concurrency", whole(1, MOST_CONCURRENCY), "How many calls a worker serves at the same time."),
     Field("restarts", whole(), "How often a rank is started again when it dies."),
     Field("share", SHARE, "The part of each of its accelerators that a worker uses."),
     short=TARGET,

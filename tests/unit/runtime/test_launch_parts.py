@@ -197,6 +197,7 @@ def test_a_launch_reserves_each_accelerator_once_with_what_its_workers_use_of_it
     ("options", "message"),
     [
         ({"max_concurrency": 0}, "max_concurrency is 0"),
+        ({"max_concurrency": 2**31 - 1}, "from 1 to 10,000"),
         ({"timeout": 0}, "timeout is 0"),
         ({"restarts": -1}, "restarts is -1"),
         ({"reserve": 1}, "reserve is 1"),

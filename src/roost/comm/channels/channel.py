@@ -51,6 +51,7 @@ DEFAULT_KEY = "default_queue"
 _ONE = Want()
 _ONE_NOW = Want(waits=False)
 _AHEAD = Want(most=64, ahead=True)
+_MOST_PEEKED = 1000
 _MOST_PLACES = 1 << 12
 _BATCH_BYTES = 1 << 20
 _BATCH_ITEMS = 4096
@@ -419,6 +420,13 @@ class Channel:
 
     def __aiter__(self) -> AsyncIterator[Any]:
         return self.iterate()
+
+    def peek(self, n: int = 1, key: Hashable = DEFAULT_KEY, *, timeout: float | None = None) -> list[Any]:
+        """Return copies of the first items of a key, at most `n`, which stay in the queue; never waits for one."""
+        if type(n) is not int or not 1 <= n <= _MOST_PEEKED:
+            raise ConfigError(f"n is {n!r}: it is a whole number from 1 to {_MOST_PEEKED:,}")
+        client, place = self._place(key)
+        return client.peek(place, n, ASK_SECONDS if timeout is None else check_timeout(timeout))
 
     def qsize(self, key: Hashable = DEFAULT_KEY, *, timeout: float | None = None) -> int:
         """Return how many items a key has."""

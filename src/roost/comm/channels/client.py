@@ -7,6 +7,7 @@ number, which its answer comes with, and with which the client acknowledges the 
 from __future__ import annotations
 
 import asyncio
+import copy
 import functools
 import itertools
 import os
@@ -536,6 +537,18 @@ class Client:
         self.send(next(self._numbers), op, arguments, handle)
         return handle
 
+    def peek(self, key: bytes, count: int, timeout: float | None) -> list[Any]:
+        """Return copies of the first items."""
+        found = self.ask("peek", key, count).wait(timeout)
+        try:
+            return self.copy_many(found)
+        except Exception as error:
+            raise self.not_opened(error) from error
+        finally:
+            if "torch" in sys.modules:
+                # Tensors on devices stay lent, for who gets the items.
+                fetched()
+
     def _open_answer(self, value: Frame | Answer) -> Any:
         answer = read_answer(value) if isinstance(value, Frame) else value
         if answer.status is Status.FAILED:
@@ -581,6 +594,10 @@ class Client:
         if any(content[1] for content in contents):
             return [self.unpack(content) for content in contents]
         return [pickle.loads(content[0]) for content in contents]  # noqa: S301 - likewise
+
+    def copy_many(self, contents: Sequence[Any]) -> list[Any]:
+        """Make copies of objects that stay in the queue."""
+        return self.unpack_many(contents)
 
     def send(self, number: int, op: Op, arguments: Sequence[Any] = (), sink: Any = None) -> None:
         """Send a request; the sink takes the answer, if there is one."""
@@ -629,6 +646,9 @@ class LocalClient(Client):
 
     def unpack_many(self, contents: Sequence[Any]) -> list[Any]:
         return list(contents)
+
+    def copy_many(self, contents: Sequence[Any]) -> list[Any]:
+        return copy.deepcopy(list(contents))
 
     def send(self, number: int, op: Op, arguments: Sequence[Any] = (), sink: Any = None) -> None:
         """Have requests carried out, one at a time, in order.

@@ -31,7 +31,7 @@ ITEM_BYTES = 384
 BUFFER_BYTES = 512
 """What a buffer next to a pickle costs besides its content."""
 
-Op = Literal["put", "get", "acknowledge", "cancel", "depth", "stats", "close", "describe"]
+Op = Literal["put", "get", "acknowledge", "cancel", "depth", "stats", "close", "describe", "peek"]
 """What is asked of a home."""
 Packed = tuple[Any, float, int, Any]
 """An item where it is put: its content, weight and size, and what lends its tensors on devices, if anything does.

@@ -18,7 +18,7 @@ from typing import Any
 from roost.comm.channels.frames import Op, Piece, key_text, read_request, write_answer, write_key
 from roost.comm.channels.queues import Answer, Event, Item, Queues, SetAside, Status
 from roost.comm.limits import RATE_SECONDS
-from roost.comm.wire.connection import Frame, Kind, PeerInfo
+from roost.comm.wire.connection import Frame, Kind, PeerInfo, view
 from roost.comm.wire.endpoint import Endpoint
 from roost.comm.wire.peer import Peer
 from roost.runtime.events.emitter import Gauge
@@ -110,6 +110,8 @@ class Home:
         events: Sequence[Event] = ()
         if op == "depth":
             value = self.queues.depth(*arguments), self.queues.is_full(*arguments)
+        elif op == "peek":
+            value = _Front(self.queues.front(*arguments))
         elif op == "stats":
             value = self.stats()
         elif op == "describe":
@@ -156,6 +158,13 @@ class Home:
         with self._lock:
             if peer.info is not None and self._clients.pop(peer.info.instance, None) is not None:
                 self._act(self.queues.drop_client(peer.info.instance))
+
+
+class _Front(list[Any]):
+    """The first items of a queue: copied where they leave this process."""
+
+    def __reduce__(self) -> Any:
+        return list, ([(bytes(data), [bytearray(view(buffer)) for buffer in buffers]) for data, buffers, *_ in self],)
 
 
 def _pack(value: Any) -> Piece:

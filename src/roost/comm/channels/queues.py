@@ -327,6 +327,11 @@ class Queues:
         line = self._lines.get(key)
         return 0 if line is None else line.depth
 
+    def front(self, key: Hashable, count: int) -> list[Any]:
+        """Return what the first items of a queue are, which stay there."""
+        line = self._lines.get(key)
+        return [] if line is None else [item.content for item in itertools.islice(line.items, count)]
+
     def is_full(self, key: Hashable) -> bool:
         """Whether a put would have to wait."""
         line = self._lines.get(key)

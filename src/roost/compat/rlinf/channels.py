@@ -15,6 +15,10 @@ from roost.compat.rlinf.workers import Worker as RLinfWorker
 from roost.compat.rlinf.workers import WorkerGroup
 
 
+_SHOWN = 100
+"""How many items a channel shows of itself."""
+
+
 class ChannelWorker(HomeWorker, RLinfWorker):
     """The process that a channel lives in; the memory of its items has no limit, as in RLinf."""
 
@@ -72,6 +76,10 @@ class Channel(channel.Channel):
 
     def get_batch(self, target_weight: float = 0, key: Hashable = DEFAULT_KEY, async_op: bool = False) -> Any:  # type: ignore[override]
         return super().get_batch(target_weight, key, async_op)
+
+    def __str__(self) -> str:
+        # RLinf shows the items, too.
+        return f"{super().__str__()}: {self.peek(_SHOWN)}"
 
     def _place(self, key: Hashable) -> tuple[Client, bytes]:
         return super()._place(key if isinstance(key, str | int | float) else repr(key))

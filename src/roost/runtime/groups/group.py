@@ -14,7 +14,7 @@ import logging
 import operator
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, Concatenate, Generic, ParamSpec, SupportsIndex, TypeVar, overload
+from typing import Any, Concatenate, Generic, ParamSpec, Self, SupportsIndex, TypeVar, overload
 
 import ray
 from ray.actor import ActorHandle
@@ -35,6 +35,7 @@ from roost.runtime.process.actor import make_actor_class, method_kind
 from roost.runtime.process.identity import current_identity
 from roost.runtime.process.packing import pack_call, ship
 from roost.runtime.runs.folder import check_group_name
+from roost.runtime.worker import fact, own_methods
 from roost.text import did_you_mean, plural, shorten
 
 log: logging.Logger = logging.getLogger(__name__)
@@ -73,12 +74,27 @@ class GroupDraft(Generic[Class]):
                 # Worker's own __new__ takes anything.
                 signature.bind(None, *args, **kwargs)
             except TypeError as error:
-                raise TypeError(f"{cls.__name__}.create_group: {error}{_meant(signature, kwargs)}") from None
+                called = f"{cls.__name__}.create_group" if hasattr(cls, "create_group") else f"group_of({cls.__name__})"
+                raise TypeError(f"{called}: {error}{_meant(signature, kwargs)}") from None
 
     @property
     def methods(self) -> Collection[str]:
         """The methods that can be called on the group."""
         return self._methods
+
+    def also(self, *methods: str) -> Self:
+        """Let methods be called, too, whose names begin with `_`: `group_of(Theirs).also("_init_model").launch(…)`."""
+        for name in methods:
+            member = getattr(self._cls, name, None) if isinstance(name, str) else None
+            is_special = str(name).startswith(("__", "_roost_")) and name != "__call__"
+            if is_special or not inspect.isroutine(member) or isinstance(member, fact):
+                close = did_you_mean(str(name), [each for each in vars(self._cls) if not each.startswith("__")])
+                raise ConfigError(
+                    f"{self._cls.__name__} has no method {name!r} that a group can call",
+                    hint=f"did you mean {close!r}?" if close else "name methods of the class, as also('_reset')",
+                )
+            self._methods[name] = method_kind(member)
+        return self
 
     def launch(
         self,
@@ -145,6 +161,20 @@ class GroupDraft(Generic[Class]):
 
     def __repr__(self) -> str:
         return f"<GroupDraft of {self._cls.__name__}: launch() starts it>"
+
+
+def group_of(cls: type[Class], /, *args: Any, **kwargs: Any) -> GroupDraft[Class]:
+    """Describe a group of workers of any class, which need not be a `Worker`; they are made with these arguments.
+
+    They have the environment of a worker (RANK, WORLD_SIZE, MASTER_ADDR and so on), and the group their public methods.
+    """
+    if not isinstance(cls, type):
+        is_actor = hasattr(cls, "options") and hasattr(cls, "remote")
+        raise ConfigError(
+            f"group_of takes a class, not {shorten(repr(cls), 100)}",
+            hint="give the class itself, without @ray.remote" if is_actor else "for example group_of(Trainer, lr=0.1)",
+        )
+    return GroupDraft(cls, own_methods(cls), args, kwargs)
 
 
 class WorkerGroup(Generic[Class]):
@@ -248,22 +278,48 @@ class WorkerGroup(Generic[Class]):
         self._check_call(method)
         return self._members.call(method, self._ranks, [pack_call(method, args, kwargs)] * len(self._ranks))
 
-    def map(self, method: str, arguments: Sequence[Any] | CallResult[Any]) -> CallResult[Any]:
+    def map(
+        self,
+        method: str,
+        args: Sequence[Any] | CallResult[Any] | None = None,
+        kwargs: Sequence[Mapping[str, Any]] | None = None,
+    ) -> CallResult[Any]:
         """Call a method with different arguments on each rank: a tuple of them, or one that is not a tuple.
 
-        With the result of another call, the first rank gets the first value, and so on.
+        `kwargs` has a dict of keyword arguments for each rank. With the result of another call as `args`, the first
+        rank gets the first value, and so on.
         """
         self._check_call(method)
-        if len(arguments) != len(self._ranks):
-            raise ConfigError(
-                f"map({method!r}) was given {plural(len(arguments), 'entry', 'entries')} for "
-                f"{plural(len(self._ranks), 'worker')}",
-                hint="give one tuple of arguments for each rank, in rank order",
-            )
-        if isinstance(arguments, CallResult):
+        for given in (args, kwargs):
+            if given is not None and (not hasattr(given, "__len__") or isinstance(given, str | bytes | Mapping)):
+                raise ConfigError(
+                    f"map({method!r}) was given a {type(given).__name__}",
+                    hint="args is a list with a tuple for each rank, and kwargs a list with a dict for each",
+                )
+            if given is not None and len(given) != len(self._ranks):
+                raise ConfigError(
+                    f"map({method!r}) was given {plural(len(given), 'entry', 'entries')} for "
+                    f"{plural(len(self._ranks), 'worker')}",
+                    hint="give one tuple of arguments for each rank, in rank order",
+                )
+        if args is None and kwargs is None:
+            raise ConfigError(f"map({method!r}) was given no arguments", hint=f"without any: group.{method}()")
+        named = [{}] * len(self._ranks) if kwargs is None else kwargs
+        for item in named:
+            if not isinstance(item, Mapping) or not all(isinstance(name, str) for name in item):
+                raise ConfigError(
+                    f"kwargs of map({method!r}) has {shorten(repr(item), 100)}",
+                    hint="it has a dict of keyword arguments for each rank, in rank order",
+                )
+        if args is None:
+            args = [()] * len(self._ranks)
+        if isinstance(args, CallResult):
             # Iterating over it would wait for the values.
-            arguments = [arguments[index] for index in range(len(arguments))]
-        sent = [pack_call(method, item if isinstance(item, tuple) else (item,), {}) for item in arguments]
+            args = [args[index] for index in range(len(args))]
+        sent = [
+            pack_call(method, item if isinstance(item, tuple) else (item,), names)
+            for item, names in zip(args, named, strict=True)
+        ]
         return self._members.call(method, self._ranks, sent)
 
     def stream(self, method: str, /, *args: Any, **kwargs: Any) -> ItemStream:
@@ -301,7 +357,7 @@ class WorkerGroup(Generic[Class]):
             self.close()
 
     def __getattr__(self, method: str) -> Callable[..., CallResult[Any]]:
-        if method.startswith("_"):
+        if method.startswith("_") and method not in getattr(vars(self).get("_members"), "methods", ()):
             raise AttributeError(f"a group has no attribute {method!r}")
         self._check_method(method)
         return functools.partial(self.call, method)

@@ -307,24 +307,40 @@ class CallResult(Passable, Generic[Value]):
             found = error
         return None, self._members.describe(found, rank, self._method, sources)
 
-    def consume_durations(self, reduction: Reduction | None = "max") -> dict[str, Any]:
-        """Wait for the call and return seconds by tag, reduced over all ranks; with None by tag and rank. Only once."""
-        if reduction is not None and reduction not in _REDUCTIONS:
+    def consume_durations(self, reduction_type: Reduction | None = "max", return_per_rank: bool = False) -> Any:
+        """Wait for the call and return seconds by tag, reduced over all ranks; with None by tag and rank. Only once.
+
+        With `return_per_rank`, return them and a list of the seconds by tag of each rank.
+        """
+        if reduction_type is not None and reduction_type not in _REDUCTIONS:
             raise ConfigError(
-                f"reduction is {reduction!r}", hint=f"it is {join_words([*_REDUCTIONS, None], last='or')}"
+                f"reduction_type is {reduction_type!r}", hint=f"it is {join_words([*_REDUCTIONS, None], last='or')}"
             )
         self._begin(None)
         by_tag: dict[str, dict[int, float]] = {}
-        replies = zip(self._ranks, self._send(NEVER), strict=True) if self._has_durations else ()
-        for rank, (report, _) in replies:
+        by_rank: list[dict[str, float]] = [{} for _ in self._ranks]
+        replies = zip(self._ranks, self._send(NEVER), by_rank, strict=True) if self._has_durations else ()
+        for rank, (report, _), own in replies:
             # Also of the workers that succeeded where another failed.
             with contextlib.suppress(RayError), self._waiting(), self._members.context.stop:
-                for tag, seconds in get(report).durations.items():
-                    by_tag.setdefault(tag, {})[rank] = seconds
+                own.update(get(report).durations)
+            for tag, seconds in own.items():
+                by_tag.setdefault(tag, {})[rank] = seconds
         self._has_durations = False
-        if reduction is None:
-            return by_tag
-        return {tag: _REDUCTIONS[reduction](list(values.values())) for tag, values in by_tag.items()}
+        reduced: dict[str, Any] = dict(by_tag)
+        if reduction_type is not None:
+            reduced = {tag: _REDUCTIONS[reduction_type](list(values.values())) for tag, values in by_tag.items()}
+        return (reduced, by_rank) if return_per_rank else reduced
+
+    def consume_duration(self, reduction_type: Reduction | None = "max") -> Any:
+        """Do the same for the method alone: seconds, or with None seconds by rank."""
+        found = self.consume_durations(reduction_type)
+        if self._method not in found:
+            raise ConfigError(
+                f"there is no duration of {self._method!r}",
+                hint="durations are given once, and only for workers where the call succeeded",
+            )
+        return found[self._method]
 
     def __repr__(self) -> str:
         return f"<CallResult of {self._method!r} on {plural(len(self._ranks), 'worker')} of {self._members.name!r}>"

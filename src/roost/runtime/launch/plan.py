@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from roost.config.node_groups import WORKER_VARIABLES
+from roost.config.run import MOST_CONCURRENCY
 from roost.config.topology import Topology
 from roost.errors import ConfigError
 from roost.placement.environment import visible_variable, worker_environment, worker_interpreter
@@ -60,8 +61,13 @@ def plan_launch(
 
     Without a strategy there is one worker on each accelerator, or one on each node if there are none.
     """
-    if max_concurrency is not None and (type(max_concurrency) is not int or max_concurrency < 1):
-        raise ConfigError(f"max_concurrency is {max_concurrency!r}: it is a whole number, at least 1")
+    if max_concurrency is not None and (
+        type(max_concurrency) is not int or not 1 <= max_concurrency <= MOST_CONCURRENCY
+    ):
+        raise ConfigError(
+            f"max_concurrency is {max_concurrency!r}: it is a whole number from 1 to {MOST_CONCURRENCY:,}",
+            hint="Ray starts a thread for each call at a time",
+        )
     if not isinstance(timeout, int | float) or not (timeout > 0 and math.isfinite(timeout)):
         raise ConfigError(f"timeout is {timeout!r}: it is a number of seconds above 0")
     if type(restarts) is not int or restarts < 0:

@@ -19,6 +19,7 @@ import copy
 import functools
 import pickle
 import time
+import warnings
 from collections.abc import Callable, Coroutine
 from typing import Any, ClassVar, Concatenate, ParamSpec, Self, TypeVar, cast
 
@@ -274,7 +275,10 @@ def _begin(self: Manager, *arguments: Any) -> None:
     self._restoring = asyncio.Lock()
     self._roll = RollCall()
     self._watching = None
-    self._is_restored = not ray.get_runtime_context().was_current_actor_reconstructed
+    with warnings.catch_warnings():
+        # Of a property of Ray's that this one of Ray's asks.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        self._is_restored = not ray.get_runtime_context().was_current_actor_reconstructed
     self._begin(*arguments)
 
 

@@ -137,7 +137,8 @@ class WorkerActor:
         Nothing keeps them free: `Cluster.lease_ports` leases ports.
         """
         with _carried("_get_current_node_ip_and_free_port"):
-            return str(ray.util.get_node_ip_address()).strip("[]"), first_free_port(start_port, consecutive)
+            address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+            return address.strip("[]"), first_free_port(start_port, consecutive)
 
     def _roost_flush(self) -> None:
         """Write the events that wait."""

@@ -68,18 +68,22 @@ def timer(tag: str | Callable[..., Any] | None = None) -> Any:
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
             # A generator runs while its items are consumed; its end is not visible here.
             raise TypeError(f"{function.__qualname__} is a generator: time what is inside it, with worker_timer")
+        # Not `timed(name)(function)`, which cannot be pickled: the class may have to travel as it is.
+        timed_function: Callable[..., Any]
+        if inspect.iscoroutinefunction(function):
 
-        @functools.wraps(function)
-        async def timed_async(*args: Any, **kwargs: Any) -> Any:
-            with timed(name):
-                return await function(*args, **kwargs)
+            @functools.wraps(function)
+            async def timed_function(*args: Any, **kwargs: Any) -> Any:
+                with timed(name):
+                    return await function(*args, **kwargs)
 
-        # A class of a script is pickled with its methods: `timed(name)(function)` would hold a generator.
-        @functools.wraps(function)
-        def timed_function(*args: Any, **kwargs: Any) -> Any:
-            with timed(name):
-                return function(*args, **kwargs)
+        else:
 
-        return timed_async if inspect.iscoroutinefunction(function) else timed_function  # type: ignore[return-value]
+            @functools.wraps(function)
+            def timed_function(*args: Any, **kwargs: Any) -> Any:
+                with timed(name):
+                    return function(*args, **kwargs)
+
+        return timed_function  # type: ignore[return-value]
 
     return decorate
