@@ -63,7 +63,7 @@ def group_of(pool: RayResourcePool, cls: type = Actor, start: int = 0, **options
 
 
 def run() -> Iterator[tuple[object, ...]]:
-    pool = RayResourcePool([4, 4], max_colocate_count=2)
+    pool = RayResourcePool([2, 2], max_colocate_count=2)
     actor, critic = group_of(pool), group_of(pool, Critic, 10, worker_env={"WORD": "hello"})
     for group in (actor, critic):
         yield "where", group.where()
@@ -74,26 +74,24 @@ def run() -> Iterator[tuple[object, ...]]:
     try:
         actor.fail()
     except KeyError as error:
-        yield "failed", type(error).__mro__[1].__name__, "rank 0" in str(error)
+        yield "failed", isinstance(error, KeyError), "rank 0" in str(error)
     yield "alive", [actor._is_worker_alive(worker) for worker in actor.workers]
-    for group in pool.get_placement_groups():
-        ray.util.remove_placement_group(group)
+    for placement_group in pool.get_placement_groups():
+        ray.util.remove_placement_group(placement_group)
 
-    whole = RayResourcePool([4, 4], max_colocate_count=1)
-    first, second = split_resource_pool(whole, [6, 2])
-    yield "split", [group_of(part).where() for part in (first, second)]
-    for group in whole.get_placement_groups():
-        ray.util.remove_placement_group(group)
-
-    halves = [RayResourcePool([2], max_colocate_count=3, name_prefix=name) for name in ("left", "right")]
-    yield "halves", sorted(place[3] for half in halves for place in group_of(half).where())
-    both = merge_resource_pool(*halves)
+    whole = RayResourcePool([2, 2], max_colocate_count=1)
     roles = {"actor": RayClassWithInitArgs(ray.remote(Actor), 1), "critic": RayClassWithInitArgs(ray.remote(Critic), 2)}
-    for make in (create_colocated_worker_cls, create_colocated_worker_cls_fused):
-        colocated = RayWorkerGroup(both, make(roles), device_name="cuda").spawn(prefix_set=roles.keys())
-        for name in roles:
-            yield name, [place[:2] for place in colocated[name].where()], ray.get(colocated[name].later(1))
-    cpus = group_of(RayResourcePool([3], use_gpu=False, max_colocate_count=1), start=5)
+    kinds = (create_colocated_worker_cls, create_colocated_worker_cls_fused)
+    for part, make in zip(split_resource_pool(whole, [3, 1]), kinds, strict=True):
+        both = RayWorkerGroup(part, make(roles), device_name="cuda").spawn(prefix_set=roles.keys())
+        for role in roles:
+            yield role, both[role].where(), ray.get(both[role].later(1))
+    for placement_group in whole.get_placement_groups():
+        ray.util.remove_placement_group(placement_group)
+
+    halves = [RayResourcePool([1], max_colocate_count=3, name_prefix=name) for name in ("left", "right")]
+    yield "merged", [place[:2] for place in group_of(merge_resource_pool(*halves)).where()]
+    cpus = group_of(RayResourcePool([1], use_gpu=False, max_colocate_count=1), start=5)
     yield "cpus", [place[:2] for place in cpus.where()], ray.get(cpus.later(1))
 
 

@@ -116,8 +116,6 @@ def _base() -> Any:
     # verl's own functions find these there.
     module.RayResourcePool, module.SubRayResourcePool = RayResourcePool, SubRayResourcePool
     module.RayWorkerGroup = RayWorkerGroup
-    # Where it is imported from `verl.single_controller.ray`.
-    module.ResourcePoolManager._check_resource_available = lambda _self: None
     return module
 
 
