@@ -14,7 +14,6 @@ from roost.comm.worker import Worker
 from roost.compat.rlinf.workers import Worker as RLinfWorker
 from roost.compat.rlinf.workers import WorkerGroup
 
-
 _SHOWN = 100
 """How many items a channel shows of itself."""
 
