@@ -56,7 +56,6 @@ from .runtime.cluster import Cluster as Cluster
 from .runtime.failures.failure import Failure as Failure
 from .runtime.groups.group import GroupDraft as GroupDraft
 from .runtime.groups.group import WorkerGroup as WorkerGroup
-from .runtime.groups.group import group_of as group_of
 from .runtime.groups.result import CallResult as CallResult
 from .runtime.groups.result import Outcome as Outcome
 from .runtime.groups.result import OutcomeKind as OutcomeKind
@@ -76,5 +75,6 @@ from .runtime.process.addresses import WorkerAddress as WorkerAddress
 from .runtime.reserve.pool import Pool as Pool
 from .runtime.reserve.pool import Seat as Seat
 from .runtime.reserve.reservation import Reservation as Reservation
+from .runtime.worker import group_of as group_of
 
 __version__: str

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import os
 
 import pytest
 
+from roost.compat.rlinf import REPLACES
 from roost.testing import local_cluster
 
 # What tests parts of RLinf's scheduler that are inside of it, and that Roost refuses by name.
@@ -19,6 +22,21 @@ INSIDE = [
 def rlinf(checkout):
     pytest.importorskip("torch", reason="needs torch: make test-programs")
     return checkout("RLINF", "RLinf (github.com/RLinf/RLinf)", "tests/unit_tests/test_comm.py")
+
+
+def test_every_name_that_rlinf_s_programs_import_is_there_or_refused(rlinf):
+    wanted = set()
+    for path in [*rlinf.glob("rlinf/**/*.py"), *rlinf.glob("examples/**/*.py")]:
+        if rlinf / "rlinf" / "scheduler" in path.parents or path == rlinf / "rlinf" / "utils" / "placement.py":
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and f"{node.module}.".startswith(
+                ("rlinf.scheduler.", "rlinf.utils.plac")
+            ):
+                wanted |= {(node.module, item.name) for item in node.names}
+    assert len(wanted) > 40
+    for module, name in sorted(wanted):
+        assert hasattr(importlib.import_module(REPLACES[module]), name), f"from {module} import {name}"
 
 
 @pytest.mark.parametrize(

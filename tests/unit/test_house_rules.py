@@ -342,6 +342,7 @@ def test_the_public_names_are_these():
         "WorkerState",
         "WrongPlace",
         "__version__",
+        "group_of",
         "lint",
         "make_plan",
         "plan_routes",

@@ -14,12 +14,14 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from roost.config.node_groups import DeclaredHardware
+from roost.errors import ConfigError
 from roost.placement.placement import Placement
 from roost.runtime.events.emitter import emitter
 from roost.runtime.process.addresses import WorkerAddress
 from roost.runtime.process.identity import Master, WorkerIdentity, alone, current_identity, current_master
 from roost.runtime.process.output import WORKER_LOG
 from roost.runtime.process.timers import timed, timer
+from roost.text import shorten
 
 if TYPE_CHECKING:
     from roost.runtime.cluster import Cluster
@@ -205,3 +207,19 @@ def own_methods(cls: type) -> dict[str, Any]:
         name: getattr(cls, name, None) for name in names if not isinstance(inspect.getattr_static(cls, name), fact)
     }
     return {name: member for name, member in members.items() if inspect.isroutine(member)}
+
+
+def group_of(cls: type[Value], /, *args: Any, **kwargs: Any) -> GroupDraft[Value]:
+    """Describe a group of workers of any class, which need not be a `Worker`; they are made with these arguments.
+
+    They have the environment of a worker (RANK, WORLD_SIZE, MASTER_ADDR and so on), and the group their public methods.
+    """
+    if not isinstance(cls, type):
+        is_actor = hasattr(cls, "options") and hasattr(cls, "remote")
+        raise ConfigError(
+            f"group_of takes a class, not {shorten(repr(cls), 100)}",
+            hint="give the class itself, without @ray.remote" if is_actor else "for example group_of(Trainer, lr=0.1)",
+        )
+    from roost.runtime.groups.group import GroupDraft  # as in create_group
+
+    return GroupDraft(cls, own_methods(cls), args, kwargs)

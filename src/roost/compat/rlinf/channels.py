@@ -18,7 +18,7 @@ _SHOWN = 100
 """How many items a channel shows of itself."""
 
 
-class ChannelWorker(HomeWorker, RLinfWorker):
+class ChannelWorker(HomeWorker, RLinfWorker):  # type: ignore[misc]
     """The process that a channel lives in; the memory of its items has no limit, as in RLinf."""
 
     def __init__(self, maxsize: int = 0) -> None:

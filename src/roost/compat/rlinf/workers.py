@@ -123,7 +123,7 @@ class GroupDraft(groups.GroupDraft[Class]):
         return WorkerGroup(group._members, group.ranks)
 
 
-class Worker(RoutingWorker, comm_worker.Worker):
+class Worker(RoutingWorker, comm_worker.Worker):  # type: ignore[misc]
     """One process of a group."""
 
     _roost_is_base = True

@@ -35,7 +35,6 @@ from roost.runtime.process.actor import make_actor_class, method_kind
 from roost.runtime.process.identity import current_identity
 from roost.runtime.process.packing import pack_call, ship
 from roost.runtime.runs.folder import check_group_name
-from roost.runtime.worker import fact, own_methods
 from roost.text import did_you_mean, plural, shorten
 
 log: logging.Logger = logging.getLogger(__name__)
@@ -87,7 +86,7 @@ class GroupDraft(Generic[Class]):
         for name in methods:
             member = getattr(self._cls, name, None) if isinstance(name, str) else None
             is_special = str(name).startswith(("__", "_roost_")) and name != "__call__"
-            if is_special or not inspect.isroutine(member) or isinstance(member, fact):
+            if is_special or not (inspect.isfunction(member) or inspect.ismethod(member)):
                 close = did_you_mean(str(name), [each for each in vars(self._cls) if not each.startswith("__")])
                 raise ConfigError(
                     f"{self._cls.__name__} has no method {name!r} that a group can call",
@@ -161,20 +160,6 @@ class GroupDraft(Generic[Class]):
 
     def __repr__(self) -> str:
         return f"<GroupDraft of {self._cls.__name__}: launch() starts it>"
-
-
-def group_of(cls: type[Class], /, *args: Any, **kwargs: Any) -> GroupDraft[Class]:
-    """Describe a group of workers of any class, which need not be a `Worker`; they are made with these arguments.
-
-    They have the environment of a worker (RANK, WORLD_SIZE, MASTER_ADDR and so on), and the group their public methods.
-    """
-    if not isinstance(cls, type):
-        is_actor = hasattr(cls, "options") and hasattr(cls, "remote")
-        raise ConfigError(
-            f"group_of takes a class, not {shorten(repr(cls), 100)}",
-            hint="give the class itself, without @ray.remote" if is_actor else "for example group_of(Trainer, lr=0.1)",
-        )
-    return GroupDraft(cls, own_methods(cls), args, kwargs)
 
 
 class WorkerGroup(Generic[Class]):
