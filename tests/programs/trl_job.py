@@ -1,9 +1,11 @@
-"""TRL's GRPOTrainer with a tiny model, as torchrun starts it on each rank: `torchrun trl_job.py FOLDER`."""
+"""TRL's GRPOTrainer with a tiny model: `torchrun trl_job.py FOLDER` starts it on each rank, and so does `Rank`."""
 
 import json
 import os
 import sys
 from pathlib import Path
+
+from roost import Worker
 
 WORDS = [f"w{number}" for number in range(30)]
 
@@ -36,6 +38,7 @@ def train(folder: str) -> None:
     """Train for three steps; every rank writes its losses and the weights at the end."""
     import torch
     from datasets import Dataset
+    from transformers import PreTrainedTokenizerFast
     from trl import GRPOConfig, GRPOTrainer
 
     rank = os.environ["RANK"]
@@ -58,6 +61,7 @@ def train(folder: str) -> None:
         model=f"{folder}/model",
         reward_funcs=reward,
         args=config,
+        processing_class=PreTrainedTokenizerFast.from_pretrained(f"{folder}/model"),
         train_dataset=Dataset.from_list([{"prompt": f"{a} {b}"} for a, b in zip(WORDS, WORDS[3:], strict=False)]),
     )
     trainer.train()
@@ -66,6 +70,11 @@ def train(folder: str) -> None:
     weights = {name: value.double().sum().item().hex() for name, value in state.items()}
     found = {"history": history, "weights": weights, "ranks": trainer.accelerator.num_processes}
     Path(folder, f"rank-{rank}.json").write_text(json.dumps(found))
+
+
+class Rank(Worker):
+    def train(self, folder: str) -> None:
+        train(folder)
 
 
 if __name__ == "__main__":
