@@ -44,7 +44,7 @@ def test_a_program_prints_what_it_prints_on_ray_alone_in_the_driver_and_in_an_ac
         ours = [program(job, *words, compat="verl", env=local.environment) for words in ([], ["actor"])]
     assert "roost: stands in for verl.single_controller.ray.base of verl" in ours[0].stderr
     printed = alone.stdout.splitlines()
-    assert len(printed) == 16
+    assert len(printed) == 15
     assert [done.stdout.splitlines() for done in ours] == [printed] * 2
 
 

@@ -75,7 +75,6 @@ def run() -> Iterator[tuple[object, ...]]:
         actor.fail()
     except KeyError as error:
         yield "failed", isinstance(error, KeyError), "rank 0" in str(error)
-    yield "alive", [actor._is_worker_alive(worker) for worker in actor.workers]
     for placement_group in pool.get_placement_groups():
         ray.util.remove_placement_group(placement_group)
 

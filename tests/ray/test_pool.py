@@ -192,7 +192,7 @@ def test_a_group_can_sit_on_the_seats_of_two_pools(free_cluster):
         with pytest.raises(ConfigError, match="a sum of pools"):
             both.close()
         with pytest.raises(TypeError):
-            second + [pool]
+            second + "pool"
         second.close()
         with pytest.raises(ClusterError, match=r"'second\+pool' is closed"):
             launch(free_cluster, both.strategy(), "both")
