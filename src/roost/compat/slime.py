@@ -25,10 +25,11 @@ from roost.placement.strategies import NodePlacementStrategy, PlacementStrategy
 from roost.rl.manager import MANAGER
 from roost.rl.placement_groups import slots_of, strategy_of
 from roost.runtime.cluster import Cluster
-from roost.runtime.groups.group import WorkerGroup, group_of
+from roost.runtime.groups.group import WorkerGroup
 from roost.runtime.nodes.discover import live_nodes
 from roost.runtime.options import RESERVE_SECONDS
 from roost.runtime.reserve.reserver import Reserver
+from roost.runtime.worker import group_of
 from roost.text import join_words
 
 REPLACES: dict[str, str] = {"slime.ray.placement_group": __name__, "slime.ray.actor_group": __name__}
