@@ -129,7 +129,7 @@ def _rank_of(cls: Any) -> type:
             master = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
             super().__init__(int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"]), *master)
 
-    Rank.__name__ = Rank.__qualname__ = cls.__name__
+    Rank.__module__, Rank.__name__, Rank.__qualname__ = cls.__module__, cls.__name__, cls.__qualname__
     return Rank
 
 
