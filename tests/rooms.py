@@ -13,6 +13,7 @@ ON_RAY = {
     "watch": ("page_live", "watch"),
     "xray": ("xray",),
     "demo": ("demo",),
+    "compat": ("compat_rlinf",),
     "cli": ("clean", "commands", "docs_live", "examples", "logs", "new", "run", "runs", "search", "seeds"),
 }
 """The files of `tests/ray` by room; the others are about `runtime`."""
@@ -21,6 +22,7 @@ ELSEWHERE = {
     "tests/conformance": "placement",
     "tests/docs": "cli",
     "tests/engines": "rl",
+    "tests/programs": "compat",
     "tests/errors": "placement",
     "tests/golden": "render",
     "tests/property/test_properties.py": "placement",

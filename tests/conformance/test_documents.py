@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import json
+import pickle
 
 import pytest
 
@@ -85,7 +87,11 @@ def test_what_the_documents_call_a_list_compares_equal_to_one():
     assert [0, 2] == first.local_hardware_ranks == (0, 2)
     assert first.local_hardware_ranks != [0, 1]
     assert first.visible_accelerators != second.visible_accelerators
-    assert len({first, copy.deepcopy(first)}) == 1
+    sent = pickle.loads(pickle.dumps(first))  # noqa: S301 - our own
+    assert len({first, copy.deepcopy(first), sent}) == 1
+    assert sent.visible_accelerators == json.loads(json.dumps(first.visible_accelerators))
+    with pytest.raises(TypeError):
+        first.visible_accelerators[0] = "1"
     (bare,) = NodePlacementStrategy([0]).get_placement(Topology.from_shorthand("1x0"))
     assert bare.local_hardware_ranks == [] == bare.visible_accelerators
 

@@ -64,19 +64,20 @@ def traced(slime, program, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "flags"),
+    "words",
     [
-        ("train.py", SEPARATE),
-        ("train.py", ["--colocate"]),
-        ("train.py", ["--colocate", "--rollout-num-gpus", "4"]),
-        ("train.py", [*SEPARATE, *CRITIC]),
-        ("train.py", ["--colocate", *CRITIC]),
-        ("train_async.py", SEPARATE),
-        ("train_async.py", [*SEPARATE, *CRITIC]),
+        ["train.py", *SEPARATE],
+        ["train.py", "--colocate"],
+        ["train.py", "--colocate", "--rollout-num-gpus", "4"],
+        ["train.py", *SEPARATE, *CRITIC],
+        ["train.py", "--colocate", *CRITIC],
+        ["train_async.py", *SEPARATE],
+        ["train_async.py", *SEPARATE, *CRITIC],
     ],
     ids=" ".join,
 )
-def test_slime_does_the_same_on_roost_as_on_its_own_layer(traced, name, flags):
+def test_slime_does_the_same_on_roost_as_on_its_own_layer(traced, words):
+    name, *flags = words
     own, _ = traced(name, flags, None)
     ours, done = traced(name, flags, "slime")
     assert ours == own

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 from pathlib import Path
 
 import pytest
 
-from roost import Cluster, PackedPlacementStrategy, Worker
+from roost import Cluster, PackedPlacementStrategy
 from roost.testing import local_cluster
 
 HERE = Path(__file__).parent
 RANKS = 2
-
-
-class Rank(Worker):
-    def train(self, folder):
-        from trl_job import train
-
-        train(folder)
 
 
 def results(folder):
@@ -39,9 +33,10 @@ def test_trl_has_the_losses_and_weights_of_torchrun(program, tmp_path, monkeypat
         program("-c", f"from trl_job import make_model; make_model({str(folder / 'model')!r})")
 
     program("-m", "torch.distributed.run", f"--nproc-per-node={RANKS}", str(HERE / "trl_job.py"), str(with_torchrun))
+    trl_job = importlib.import_module("trl_job")
     with local_cluster("1x2"), Cluster(num_nodes=1) as cluster:
         strategy = PackedPlacementStrategy(0, RANKS - 1)
-        with Rank.create_group().launch(cluster, strategy, name="trl") as group:
+        with trl_job.Rank.create_group().launch(cluster, strategy, name="trl") as group:
             group.train(str(on_roost)).wait(timeout=300)
 
     own, ours = results(with_torchrun), results(on_roost)

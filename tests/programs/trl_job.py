@@ -1,9 +1,11 @@
-"""TRL's GRPOTrainer with a tiny model, as torchrun starts it on each rank: `torchrun trl_job.py FOLDER`."""
+"""TRL's GRPOTrainer with a tiny model: `torchrun trl_job.py FOLDER` starts it on each rank, and so does `Rank`."""
 
 import json
 import os
 import sys
 from pathlib import Path
+
+from roost import Worker
 
 WORDS = [f"w{number}" for number in range(30)]
 
@@ -14,10 +16,11 @@ def make_model(folder: str) -> None:
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-    vocabulary = {word: number for number, word in enumerate(["<pad>", "<eos>", *WORDS])}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
+    pad, end = "<pad>", "<eos>"
+    vocabulary = {word: number for number, word in enumerate([pad, end, *WORDS])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=pad))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>")
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=pad, eos_token=end)
     fast.save_pretrained(folder)
     torch.manual_seed(7)
     sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "max_position_embeddings": 32}
@@ -35,6 +38,7 @@ def train(folder: str) -> None:
     """Train for three steps; every rank writes its losses and the weights at the end."""
     import torch
     from datasets import Dataset
+    from transformers import PreTrainedTokenizerFast
     from trl import GRPOConfig, GRPOTrainer
 
     rank = os.environ["RANK"]
@@ -57,6 +61,7 @@ def train(folder: str) -> None:
         model=f"{folder}/model",
         reward_funcs=reward,
         args=config,
+        processing_class=PreTrainedTokenizerFast.from_pretrained(f"{folder}/model"),
         train_dataset=Dataset.from_list([{"prompt": f"{a} {b}"} for a, b in zip(WORDS, WORDS[3:], strict=False)]),
     )
     trainer.train()
@@ -65,6 +70,11 @@ def train(folder: str) -> None:
     weights = {name: value.double().sum().item().hex() for name, value in state.items()}
     found = {"history": history, "weights": weights, "ranks": trainer.accelerator.num_processes}
     Path(folder, f"rank-{rank}.json").write_text(json.dumps(found))
+
+
+class Rank(Worker):
+    def train(self, folder: str) -> None:
+        train(folder)
 
 
 if __name__ == "__main__":

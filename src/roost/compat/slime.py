@@ -25,11 +25,11 @@ from roost.placement.strategies import NodePlacementStrategy, PlacementStrategy
 from roost.rl.manager import MANAGER
 from roost.rl.placement_groups import slots_of, strategy_of
 from roost.runtime.cluster import Cluster
-from roost.runtime.groups.group import GroupDraft, WorkerGroup
+from roost.runtime.groups.group import WorkerGroup
 from roost.runtime.nodes.discover import live_nodes
 from roost.runtime.options import RESERVE_SECONDS
 from roost.runtime.reserve.reserver import Reserver
-from roost.runtime.worker import own_methods
+from roost.runtime.worker import group_of
 from roost.text import join_words
 
 REPLACES: dict[str, str] = {"slime.ray.placement_group": __name__, "slime.ray.actor_group": __name__}
@@ -129,7 +129,7 @@ def _rank_of(cls: Any) -> type:
             master = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
             super().__init__(int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"]), *master)
 
-    Rank.__name__ = Rank.__qualname__ = cls.__name__
+    Rank.__module__, Rank.__name__, Rank.__qualname__ = cls.__module__, cls.__name__, cls.__qualname__
     return Rank
 
 
@@ -163,7 +163,7 @@ def _launch(
         what = f"slime starts {name!r} with {join_words(unknown)}, which Roost does not pass to Ray"
         raise ConfigError(what, hint="leave out the flag that asks for it, such as --rollout-data-transport nixl")
     # slime finds its device among all those of the node, and hands out memory of one that others open.
-    return GroupDraft(cls, own_methods(cls), args, {}, is_top=True).launch(
+    return group_of(cls, *args).launch(
         _cluster(),
         placement_strategy=strategy,
         name=name,

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from pathlib import PurePath
 from typing import Any, TypeVar
 
 from roost.config.hardware import taken_types
@@ -102,6 +103,20 @@ def setting_problems(name: str, settings: Mapping[str, Any]) -> dict[str, str]:
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             found[setting] = f"{name!r} lacks the setting {setting!r}"
     return found
+
+
+def with_defaults(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings together with the registered kind's own values for those that are left out."""
+    kind = _KINDS.get(name)
+    # Settings that do not fit are reported when the piece is checked.
+    if kind is None or setting_problems(name, settings):
+        return dict(settings)
+    from omegaconf import OmegaConf  # as above
+
+    every: Any = OmegaConf.to_container(_merged(kind, settings), enum_to_str=True)
+    # A path is a text in a config.
+    plain = {key: str(value) if isinstance(value, PurePath) else value for key, value in every.items()}
+    return {key: value for key, value in plain.items() if key != NODE_RANK} | dict(settings)
 
 
 def _merged(kind: type, settings: Mapping[str, Any]) -> Any:

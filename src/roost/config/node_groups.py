@@ -10,7 +10,7 @@ from typing import Any
 from roost.config.document import Value
 from roost.config.fields import Field, Section, Table
 from roost.config.hardware import accelerator_types, taken_types
-from roost.config.kinds import NODE_RANK, is_setting, setting_problems
+from roost.config.kinds import NODE_RANK, is_setting, setting_problems, with_defaults
 from roost.config.ranks import format_ranks
 from roost.config.reading import Notes, name_problem, outside
 from roost.config.values import FLAG, NODE_RANKS, OPTIONAL_TEXT, items, name, variables, whole
@@ -102,6 +102,10 @@ class DeclaredHardware:
         except (TypeError, ValueError) as error:
             raise ConfigError(f"the settings of {kind!r} cannot be written as JSON: {error}") from None
         return cls(type=kind, node_rank=node_rank, settings_json=text)
+
+    def complete(self) -> DeclaredHardware:
+        """Return the piece with the values that its registered kind gives to settings that are left out."""
+        return self.make(self.type, self.node_rank, with_defaults(self.type, self.settings))
 
     @property
     def settings(self) -> dict[str, Any]:

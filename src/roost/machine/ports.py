@@ -60,6 +60,22 @@ def taken_ports(blocks: Sequence[tuple[int, int]]) -> list[int]:
     return found
 
 
+def first_free_port(start: int, count: int) -> int:
+    """Return the first port, from `start` on, that is free together with those after it; ConfigError if there is none.
+
+    >>> 20000 <= first_free_port(20000, 2) < 65535
+    True
+    """
+    if type(start) is not int or type(count) is not int or start < 1 or count < 1:
+        raise ConfigError(f"{count!r} ports from {start!r} on: both are whole numbers, at least 1")
+    while start + count - 1 <= _LAST_PORT:
+        taken = taken_ports([(start, count)])
+        if not taken:
+            return start
+        start = taken[-1] + 1
+    raise ConfigError(f"no {count} consecutive ports are free there", hint="begin with a lower port")
+
+
 def answers(address: str, timeout: float = 1) -> bool | None:
     """Return whether a process listens at `host:port`: False if its machine says that none does, None if it is silent.
 

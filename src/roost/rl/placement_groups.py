@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
+import socket
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -18,7 +20,6 @@ from roost.placement.strategies import FlexiblePlacementStrategy
 from roost.rl.flags import CRITIC, ROLLOUT, TRAIN, read_flags
 from roost.runtime.cluster import Cluster
 from roost.runtime.managers.ledgers.reservations import Slot
-from roost.runtime.nodes.order import AddressKey, address_key
 from roost.runtime.options import RESERVE_SECONDS
 from roost.runtime.reserve.reservation import Reservation, check_timeout
 from roost.runtime.reserve.reserver import Reserver
@@ -104,23 +105,26 @@ def strategy_of(cluster: Cluster, processes: Sequence[Sequence[Slot]]) -> Flexib
 class InfoActor:
     """The documents' probe, one process per bundle; `create_placement_groups` needs only one per node."""
 
-    def get_ip_and_gpu_id(self) -> tuple[str, str]:
-        """Return the node's address, as Ray knows it, and the id of the bundle's accelerator."""
+    def get_ip_and_gpu_id(self) -> tuple[str, int | str]:
+        """Return the node's address, as Ray knows it, and the id of the bundle's accelerator, as Ray gives it."""
         address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
-        return address, str(ray.get_gpu_ids()[0])
+        return address, ray.get_gpu_ids()[0]
 
 
-def sort_key(x: tuple[Any, ...]) -> tuple[AddressKey, str, tuple[int, int, str]]:
-    """Return the key to sort `(index, node, gpu_id)` by: the node's address as a number, then the id as a number.
+def sort_key(x: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the key to sort `(index, node, gpu_id)` by, as the documents have it: the address as numbers, and the id.
 
     A host name sorts by the address that it resolves to, or else by its characters. A fourth entry, such as Ray's id
     for the node, separates nodes that share an address.
 
-    >>> found = [(0, "10.0.0.10", "0"), (1, "10.0.0.9", "10"), (2, "10.0.0.9", "9"), (3, "fe80::1", 0)]
+    >>> sort_key((0, "10.0.0.9", 3))
+    ([10, 0, 0, 9], 3)
+    >>> found = [(0, "10.0.0.10", 0), (1, "10.0.0.9", 10), (2, "10.0.0.9", 9)]
     >>> [index for index, _, _ in sorted(found, key=sort_key)]
-    [2, 1, 0, 3]
+    [2, 1, 0]
     """
     _, node, gpu_id, *which = x
-    text = str(gpu_id)
-    gpu_key = (0, int(text), "") if text.isascii() and text.isdigit() else (1, 0, text)
-    return address_key(str(node)), str(which[0]) if which else "", gpu_key
+    for find in (str, socket.gethostbyname):
+        with contextlib.suppress(OSError, ValueError):
+            return ([int(part) for part in find(node).split(".")], *which, gpu_id)
+    return ([ord(character) for character in str(node)], *which, gpu_id)

@@ -9,8 +9,9 @@ _OF_MEGATRON = {
     **dict.fromkeys(("decoder-first-pipeline-num-layers", "decoder-last-pipeline-num-layers"), None),
     **dict.fromkeys(("fp16", "no-save-optim", "no-load-optim", "no-load-rng", "finetune"), False),
     **dict.fromkeys(("tensor-model-parallel-size", "pipeline-model-parallel-size", "context-parallel-size"), 1),
-    **{"ckpt-step": None, "save-interval": None, "global-batch-size": None, "micro-batch-size": 1},
-    **{"num-layers": 1, "hidden-size": 4, "seed": 1234, "mtp-num-layers": None, "lr": 0.1},
+    **dict.fromkeys(("ckpt-step", "save-interval", "global-batch-size", "mtp-num-layers"), None),
+    **dict.fromkeys(("micro-batch-size", "num-layers", "hidden-size", "seed"), 1),
+    "lr": 0.1,
 }
 
 

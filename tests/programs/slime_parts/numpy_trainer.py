@@ -9,7 +9,6 @@ import torch.distributed as dist
 from slime.ray.train_actor import TrainRayActor
 from slime.utils.accelerator import register_accelerator
 from slime.utils.accelerator.cuda import CUDAAccelerator
-
 from tracing import note
 
 

@@ -5,7 +5,6 @@ import urllib.request
 
 from slime.rollout.base_types import RolloutFnEvalOutput, RolloutFnTrainOutput
 from slime.utils.types import Sample
-
 from tracing import FOLDER, note
 
 

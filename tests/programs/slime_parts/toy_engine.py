@@ -7,7 +7,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import numpy as np
 import ray
 from slime.ray.ray_actor import RayActor
-
 from tracing import FOLDER, note
 
 TOKENS = 16

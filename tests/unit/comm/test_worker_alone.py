@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from dataclasses import replace
 
 import pytest
+from ray import cloudpickle
 
 from roost import CallTimedOut, ClusterError, ConfigError, Worker
 from roost.comm.devices import DeviceLock, make_device_lock
@@ -144,6 +145,15 @@ def test_durations_are_collected_in_a_call_and_dropped_outside():
         @Worker.timer
         def items():
             yield 1
+
+
+def test_a_timed_method_of_a_class_in_a_script_can_be_sent_to_its_workers():
+    class OfScript(Worker):
+        @Worker.timer
+        def whole(self) -> int:
+            return 1
+
+    assert cloudpickle.loads(cloudpickle.dumps(OfScript))().whole() == 1
 
 
 def test_a_group_can_call_the_public_methods_that_a_class_adds():

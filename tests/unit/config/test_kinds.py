@@ -8,6 +8,7 @@ import pytest
 
 from roost import ConfigError, JobConfig, register_hardware
 from roost.config.kinds import hardware_kind, make_piece, setting_problems
+from roost.config.node_groups import DeclaredHardware
 
 
 @pytest.fixture
@@ -52,6 +53,18 @@ def test_a_config_that_does_not_fit_is_pointed_at():
     with pytest.raises(ConfigError) as caught:
         JobConfig.from_text(text, "job.yaml")
     assert str(caught.value).startswith("job.yaml:9:56: node group 'arms': the setting 'joints' of 'Arm' is 'six'")
+
+
+@pytest.mark.usefixtures("arm")
+def test_a_worker_gets_the_defaults_of_a_registered_kind():
+    piece = DeclaredHardware.make("Arm", 2, {"robot_ip": "${oc.env:HOME}", "cameras": ["a"]})
+    given = {"robot_ip": "${oc.env:HOME}", "cameras": ["a"]}
+    assert piece.complete().settings == {"joints": 7, "tool": None, **given}
+    assert (piece.complete().type, piece.complete().node_rank, piece.settings) == ("Arm", 2, given)
+    other = DeclaredHardware.make("Camera", 0, {"a": 1})
+    assert other.complete() == other, "a kind that is not registered"
+    broken = DeclaredHardware.make("Arm", 0, {"joints": "many"})
+    assert broken.complete() == broken, "its check says what is wrong"
 
 
 def test_settings_are_not_interpolated(arm):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import socket
 
 import pytest
 from hypothesis import assume, given
@@ -229,23 +230,18 @@ def test_what_has_no_flags_and_what_flags_cannot_express_is_refused():
         config_to_flags(config, topology)
 
 
-def test_the_sort_key_is_that_of_the_documents_and_goes_further(monkeypatch):
-    def key_of(name: str) -> str:
+def test_the_sort_key_returns_what_that_of_the_documents_returns(monkeypatch):
+    def resolve(name: str) -> str:
         if name == "worker-a":
             return "10.0.0.5"
-        raise OSError(name)
+        raise socket.gaierror(name)
 
-    monkeypatch.setattr("socket.gethostbyname", key_of)
-    found = [
-        (0, "unknown-host", 0),
-        (1, "fe80::1", "0"),
-        (2, "10.0.0.10", "1"),
-        (3, "10.0.0.10", "0"),
-        (4, "10.0.0.9", 10),
-        (5, "10.0.0.9", 9),
-        (6, "[fd00::2]", "0"),
-        (7, "10.0.0.9", "GPU-5f"),
-    ]
-    assert [item[0] for item in sorted(found, key=sort_key)] == [5, 4, 7, 3, 2, 6, 1, 0]
+    monkeypatch.setattr("socket.gethostbyname", resolve)
+    assert sort_key((0, "10.0.0.10", 3)) == ([10, 0, 0, 10], 3)
+    assert sort_key((1, "worker-a", "GPU-5f")) == ([10, 0, 0, 5], "GPU-5f")
+    assert sort_key((2, "host", 0)) == ([ord(character) for character in "host"], 0)
+    assert sort_key((3, "fe80::1", 0)) == ([ord(character) for character in "fe80::1"], 0)
+    found = [(0, "host", 0), (1, "10.0.0.10", 1), (2, "10.0.0.10", 0), (3, "10.0.0.9", 10), (4, "10.0.0.9", 9)]
+    assert [item[0] for item in sorted(found, key=sort_key)] == [4, 3, 2, 1, 0]
     shared = [(0, "10.0.0.1", 1, "b"), (1, "10.0.0.1", 0, "b"), (2, "10.0.0.1", 1, "a"), (3, "10.0.0.1", 0, "a")]
     assert [item[0] for item in sorted(shared, key=sort_key)] == [3, 2, 1, 0], "one node after the other"

@@ -498,7 +498,7 @@ class Channel:
                 f"the channel {self._name!r} lives in this process alone",
                 hint="create it without local=True to send it",
             )
-        return Channel, (self._name, self._settings)
+        return type(self), (self._name, self._settings)
 
     def _place(self, key: Hashable) -> tuple[Client, bytes]:
         """Return what asks the home of a key, and how that knows the key."""

@@ -26,7 +26,7 @@ import ray
 from ray.exceptions import OwnerDiedError, RayError
 
 from roost.errors import ClusterError, WorkerDied
-from roost.machine.ports import taken_ports
+from roost.machine.ports import first_free_port, taken_ports
 from roost.machine.processes import die_with_parent, end_sibling
 from roost.runtime.events.emitter import emitter
 from roost.runtime.events.format import worker_file
@@ -130,6 +130,15 @@ class WorkerActor:
             finally:
                 faulthandler.cancel_dump_traceback_later()
             return _report(spec)
+
+    def _get_current_node_ip_and_free_port(self, start_port: int = 10000, consecutive: int = 1) -> tuple[str, int]:
+        """Return this node's address and the first of some consecutive ports that are free now, as the documents do.
+
+        Nothing keeps them free: `Cluster.lease_ports` leases ports.
+        """
+        with _carried("_get_current_node_ip_and_free_port"):
+            address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+            return address.strip("[]"), first_free_port(start_port, consecutive)
 
     def _roost_flush(self) -> None:
         """Write the events that wait."""

@@ -50,6 +50,14 @@ def timed(tag: str) -> Iterator[None]:
             durations[tag] = durations.get(tag, 0.0) + time.perf_counter() - started
 
 
+def take_durations() -> dict[str, float]:
+    """Return what the current call has timed so far, which it then does not send back."""
+    durations = _durations.get() or {}
+    taken = dict(durations)
+    durations.clear()
+    return taken
+
+
 def timer(tag: str | Callable[..., Any] | None = None) -> Any:
     """Decorate a method so that it is timed, under its own name or a tag."""
     if callable(tag):

@@ -1,0 +1,3 @@
+"""Stands for `rlinf.scheduler.placement.flexible`."""
+
+from roost.compat.rlinf.placement import FlexiblePlacementStrategy as FlexiblePlacementStrategy

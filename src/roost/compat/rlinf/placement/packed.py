@@ -1,0 +1,3 @@
+"""Stands for `rlinf.scheduler.placement.packed`."""
+
+from roost.compat.rlinf.placement import PackedPlacementStrategy as PackedPlacementStrategy

@@ -1,0 +1,3 @@
+"""Stands for `rlinf.scheduler.placement.strategy`."""
+
+from roost.compat.rlinf.placement import PlacementStrategy as PlacementStrategy
