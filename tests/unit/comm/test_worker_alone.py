@@ -16,7 +16,7 @@ from ray import cloudpickle
 
 from roost import CallTimedOut, ClusterError, ConfigError, Worker
 from roost.comm.devices import DeviceLock, make_device_lock
-from roost.runtime.process.timers import measured_call
+from roost.runtime.process.timers import measured_call, take_durations, timed
 from roost.runtime.worker import own_methods
 from roost.testing import as_worker
 
@@ -259,3 +259,15 @@ def test_workers_on_the_same_accelerators_have_the_same_lock():
     assert first == second
     assert set(first) & set(third)
     assert len({*first, *third}) == 3
+
+
+def test_what_a_call_has_timed_can_be_taken_by_itself():
+    with measured_call("call") as durations:
+        for tag in ("first", "second", "third"):
+            with timed(tag):
+                pass
+        assert list(take_durations("second")) == ["second"]
+        assert take_durations("second") == {}
+        assert list(take_durations()) == ["first", "third"]
+    assert list(durations) == ["call"]
+    assert take_durations() == {}, "outside of a call"

@@ -241,3 +241,7 @@ class Worker(RoutingWorker, comm_worker.Worker):  # type: ignore[misc]
     def pop_execution_times(self) -> dict[str, float]:
         """Return the seconds that the current call has timed since the last time, by tag."""
         return take_durations()
+
+    def pop_execution_time(self, tag: str) -> float:
+        """Return the seconds of one tag."""
+        return take_durations(tag)[tag]

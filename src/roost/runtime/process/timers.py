@@ -50,12 +50,10 @@ def timed(tag: str) -> Iterator[None]:
             durations[tag] = durations.get(tag, 0.0) + time.perf_counter() - started
 
 
-def take_durations() -> dict[str, float]:
-    """Return what the current call has timed so far, which it then does not send back."""
+def take_durations(tag: str | None = None) -> dict[str, float]:
+    """Return what the current call has timed so far, or that of one tag, which it then does not send back."""
     durations = _durations.get() or {}
-    taken = dict(durations)
-    durations.clear()
-    return taken
+    return {name: durations.pop(name) for name in list(durations) if tag in (None, name)}
 
 
 def timer(tag: str | Callable[..., Any] | None = None) -> Any:
