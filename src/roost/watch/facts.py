@@ -8,7 +8,7 @@ from typing import Any
 
 from roost.runtime.events.format import DRIVER
 from roost.watch.model import RunModel
-from roost.watch.views import Curve, RunView, Span
+from roost.watch.views import Curve, RunView, Span, Verdict
 
 MOST_DETAIL = 512
 """With more workers than this the page gets one entry for each node, and detail of the nodes that it asks for."""
@@ -51,7 +51,17 @@ def page_facts(view: RunView, *, title: str, status: str, node: int | None = Non
         "engines": [_fields(item, _ENGINE) for item in view.engines[:_MOST_ROWS]],
         "events": [_fields(event, _EVENT) for event in view.events[:_MOST_EVENTS]],
         "notices": list(view.notices),
+        "verdict": _verdict(view.verdict),
     }
+
+
+def _verdict(verdict: Verdict | None) -> dict[str, Any] | None:
+    """Return what limits the run; None while nobody knows."""
+    if verdict is None or not verdict.evidence:
+        return None
+    lines = [line[:_MOST_CHARACTERS] for line in verdict.evidence]
+    who = [worker for worker in verdict.who if ":" in worker][:_MOST_SERIES]
+    return {"limit": verdict.limit, "text": str(verdict)[:_MOST_CHARACTERS], "evidence": lines, "workers": who}
 
 
 def _fields(item: object, names: str) -> dict[str, Any]:

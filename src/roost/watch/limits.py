@@ -40,3 +40,7 @@ STACK_LOOK_SECONDS = 0.05
 """`roost stack` looks for the answer of the worker so often."""
 LAUNCH_SECONDS = 20.0
 """A recorded run is played from here on: before, it launches."""
+EARLY_HANG_SECONDS = 10.0
+"""What limits a run may be a call that lasts so long, if its CPU is idle and its method never took a fifth of that."""
+JUDGE_SECONDS = 1.0
+"""What limits a run is judged at most so often."""

@@ -8,6 +8,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 
@@ -17,10 +18,11 @@ from roost.machine.folders import open_regular
 from roost.runtime.events.format import DRIVER
 from roost.runtime.runs.index import is_free, read_run
 from roost.runtime.runs.record import RunRecord, Status
-from roost.watch.limits import CLOCK_SECONDS, LAUNCH_SECONDS, RECORD_SECONDS, SKEW_SECONDS
+from roost.watch.limits import CLOCK_SECONDS, JUDGE_SECONDS, LAUNCH_SECONDS, RECORD_SECONDS, SKEW_SECONDS
 from roost.watch.model import RunModel
 from roost.watch.reading import EventReader, Line, parse_lines
-from roost.watch.views import RunView
+from roost.watch.verdict import judge
+from roost.watch.views import RunView, Verdict
 
 SEARCH_FILE = "search.json"
 """The output of `roost search --format json`, if the user has put it into the run folder."""
@@ -46,6 +48,7 @@ class LiveRun:
         self._next_look = Deadline.after(0)
         self._record: RunRecord | None = None
         self._is_gone = False
+        self._judge = _Judge()
         if not self._reader.exists and not (folder / "run.json").is_file():
             raise no_events(folder)
 
@@ -75,7 +78,7 @@ class LiveRun:
             notices.append(f"the clock here {differs}")
         if trouble.skipped:
             notices.append("a long run: calls and idle shares are those of its last part")
-        return self.model.view(now, notices, has_ended=self._is_gone)
+        return self._judge(self.model, self.model.view(now, notices, has_ended=self._is_gone), self.bound)
 
 
 class PlayedRun:
@@ -96,6 +99,7 @@ class PlayedRun:
         self._left = deque(sorted(timed, key=lambda item: (item[0], item[1].process.who != DRIVER)))
         self._first = self._left[0][0] if self._left else 0.0
         self._began = time.monotonic() - skip
+        self._judge = _Judge()
 
     @classmethod
     def shipped(cls) -> PlayedRun:
@@ -113,11 +117,26 @@ class PlayedRun:
         now = self._first + time.monotonic() - self._began
         while self._left and self._left[0][0] <= now:
             self.model.take([self._left.popleft()[1]])
-        return self.model.view(now)
+        return self._judge(self.model, self.model.view(now), self.bound)
 
 
 WatchedRun = LiveRun | PlayedRun
 """A run that the page and the terminal show: it may go on, or be a recording that is played."""
+
+
+class _Judge:
+    """Adds what limits a run to views of it, and judges again only after a while: that costs more than a view."""
+
+    def __init__(self) -> None:
+        self._verdict: Verdict | None = None
+        self._next = Deadline.after(0)
+
+    def __call__(self, model: RunModel, view: RunView, bound: float | None) -> RunView:
+        if self._next.is_over:
+            began = time.monotonic()
+            self._verdict = judge(model, view, bound)
+            self._next = Deadline.after(max(JUDGE_SECONDS, 20 * (time.monotonic() - began)))
+        return replace(view, verdict=self._verdict)
 
 
 class _Clock:

@@ -468,6 +468,8 @@ class RunModel:
             doing=doing,
             waits_for=waits_for,
             since=since,
+            progress=worker.progress,
+            patience=self._patience(*(("", waits_for) if waits_for else (_component(address), doing))),
             calls=worker.calls,
             failed=worker.failed,
             restarts=self._restarts.get(address, 0),

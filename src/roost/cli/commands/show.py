@@ -23,6 +23,7 @@ from roost.runtime.runs.record import RunRecord, Status, started_at
 from roost.text import plural, printable
 from roost.watch.live import LiveRun, read_whole
 from roost.watch.trace import to_trace
+from roost.watch.views import Verdict
 
 _MOST_LINES = 16
 _MOST_GROUPS = 40
@@ -56,23 +57,30 @@ def show(
         return
     id_here = next((item.id for item in list_runs() if item.folder == folder), None)
     try:
-        missing = LiveRun(folder).refresh().lost
+        view = LiveRun(folder).refresh()
+        missing, verdict = view.lost, view.verdict
     except ConfigError:
-        missing = ()
-    told = _text(record, folder, id_here, missing)
+        missing, verdict = (), None
+    told = _text(record, folder, id_here, missing, verdict)
     if record.plan is None:
         print_text(told, out)
     else:
         draw_map(make_grid(saved_plan(folder), title=title), out=out, above=told)
 
 
-def _text(record: RunRecord, folder: Path, run_id: str | None, missing: Sequence[str]) -> Text:
+def _text(record: RunRecord, folder: Path, run_id: str | None, missing: Sequence[str], verdict: Verdict | None) -> Text:
     """Describe a run, apart from its map.
 
-    `run_id` is None if only the folder leads to it; `missing` says what its events lack.
+    `run_id` is None if only the folder leads to it; `missing` says what its events lack, `verdict` what limits it.
     """
     job, outcome = record.job, record.outcome
-    lines = [("run", record.id), ("note", record.note), ("outcome", record.state)]
+    limits = [("limits it", str(verdict)), *[("", line) for line in verdict.evidence]] if verdict else []
+    lines = [
+        *(limits if verdict and verdict.evidence else []),
+        ("run", record.id),
+        ("note", record.note),
+        ("outcome", record.state),
+    ]
     lines += [("", line) for line in outcome.message.splitlines()]
     if outcome.worker:
         lines.append(("", f"in {outcome.worker}, log {outcome.log}"))

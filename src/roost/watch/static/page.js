@@ -23,6 +23,20 @@ function drawHead() {
   if (old !== run.notices.join("\n")) byId("notices").replaceChildren(...run.notices.map((notice) => make("p", { text: notice })));
 }
 
+/** What limits the run, in a sentence; a click shows why, and leads to the workers it is about. */
+function drawVerdict() {
+  const found = page.run.verdict;
+  const box = byId("verdict");
+  box.hidden = !found;
+  const key = JSON.stringify(found);
+  if (!found || box.dataset.shown === key) return;
+  box.dataset.shown = key;
+  box.className = ["death", "hang"].includes(found.limit) ? "bad" : "";
+  setText(box.firstElementChild, found.text);
+  box.lastElementChild.replaceChildren(...found.evidence.map((text) => make("li", { text })),
+    ...found.workers.map((address) => make("li", {}, make("button", { type: "button", text: address, on: () => select(address) }))));
+}
+
 /** Fill a table: rows are texts; the section is hidden while there are none. */
 function fillTable(id, rows) {
   byId(id).hidden = !rows.length;
@@ -59,6 +73,7 @@ function drawEvents() {
 
 function drawAll() {
   drawHead();
+  drawVerdict();
   drawMap();
   drawDetail();
   drawTraffic();
