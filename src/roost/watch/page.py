@@ -192,7 +192,7 @@ class PageServer:
         last, sent_at, charts_at, charts = "", -math.inf, -math.inf, ""
         while not self._server.should_exit:
             view = await self.view()
-            facts = page_facts(view, title=self._run.title, status=self._run.status, node=node)
+            facts = page_facts(view, title=self._run.title, status=self._run.status, node=node, layout=self._run.layout)
             # The clock alone is no change.
             now = facts.pop("now")
             text = json.dumps(facts, separators=(",", ":"))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 
@@ -166,6 +167,17 @@ class StepView:
     number: float
     since: float
     usual: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """What a picture of a run has from its plan, so that both look alike."""
+
+    hash: str | None = None
+    columns: Mapping[int, int] = field(default_factory=dict)
+    """By node: how many accelerators it has, used or not."""
+    components: tuple[str, ...] = ()
+    """In the order of their colours."""
 
 
 class Limit(StrEnum):

@@ -42,9 +42,10 @@ function fillTable(id, rows) {
   byId(id).hidden = !rows.length;
   const body = byId(id).querySelector("tbody");
   const key = JSON.stringify(rows);
+  const heads = [...byId(id).querySelectorAll("thead th")].map((head) => head.textContent);
   if (body.dataset.shown === key) return;
   body.dataset.shown = key;
-  body.replaceChildren(...rows.map((row) => make("tr", {}, make("th", { scope: "row", text: row[0] }), ...row.slice(1).map((text) => make("td", { text })))));
+  body.replaceChildren(...rows.map((row) => make("tr", {}, make("th", { scope: "row", text: row[0] }), ...row.slice(1).map((text, place) => make("td", { text, "data-head": heads[place + 1] })))));
 }
 
 function drawTraffic() {
