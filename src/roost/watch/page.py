@@ -165,6 +165,10 @@ class PageServer:
         """Serve until `stop` is called or Ctrl-C is pressed."""
         self._server.run(sockets=[self._socket])
 
+    def show(self, run: WatchedRun) -> None:
+        """Show another run on the pages that are open; from any thread."""
+        self._run, self._next_view = run, -math.inf
+
     def stop(self) -> None:
         """End the server; from any thread."""
         self._server.should_exit = True

@@ -343,3 +343,12 @@ def test_the_map_has_the_columns_and_colours_of_the_plan(tmp_path):
     assert f"const COLOURS = {json.dumps(PALETTE)};" in parts
     (tmp_path / "plan.json").write_text("no plan")
     assert _read_layout(tmp_path / "plan.json") == Layout()
+
+
+def test_one_server_shows_one_run_after_the_other(server, tmp_path_factory):
+    other = Recording(tmp_path_factory.mktemp("other"))
+    other.worker(0, line_of("call", "play", t=1.0, d=1.0), group="env")
+    found = messages(server)
+    assert "actor:0" in {worker["address"] for worker in next(found)["workers"]}
+    server.show(LiveRun(other.folder))
+    wait_until(lambda: [worker["address"] for worker in next(found)["workers"]] == ["env:0"], "the other run")

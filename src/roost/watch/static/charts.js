@@ -2,8 +2,9 @@
 "use strict";
 
 const charts = new Map();
-const ON_DARK = ["#56B4E9", "#E69F00", "#2BC79B", "#E48FC0", "#F0E442", "#FF8C4B", "#C4B7FF", "#B0B0B0"];
-const ON_LIGHT = [...COLOURS.slice(0, 6), "#B8A800", "#808080"];
+// The palette, where a thin line would be too pale or too dark.
+const ON_DARK = ["#3B8FD9", "#E69F00", "#2BC79B", "#E48FC0", "#7CCBF5", "#FF8C4B", "#F0E442", "#B0B0B0"];
+const ON_LIGHT = ["#0072B2", "#C98B00", "#009E73", "#CC79A7", "#3FA0DA", "#D55E00", "#A89A00", "#808080"];
 
 /** Lines are thin: they have the colour of their role, as far as that can be seen; several of a role are shades. */
 function lineColour(chart, place) {
@@ -11,7 +12,7 @@ function lineColour(chart, place) {
   const known = page.run?.colours[role];
   const colour = (isDark.matches ? ON_DARK : ON_LIGHT)[(known ?? place) % COLOURS.length];
   const before = chart.series.slice(0, place).filter((line) => line.role === role).length;
-  return known === undefined ? colour : shade(colour, before);
+  return known === undefined ? colour : mix(colour, isDark.matches ? 255 : 0, Math.min(0.6, 0.3 * before));
 }
 const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 

@@ -62,8 +62,7 @@ const isDark = matchMedia("(prefers-color-scheme: dark)");
 const roleColour = (name) => COLOURS[(page.run?.colours[name] ?? 7) % COLOURS.length];
 const SHADES = [[0, 0], [255, 0.45], [0, 0.4], [255, 0.7], [0, 0.65]];
 
-function shade(colour, place) {
-  const [towards, part] = SHADES[place % SHADES.length];
+function mix(colour, towards, part) {
   return `#${[1, 3, 5].map((at) => Math.round(parseInt(colour.slice(at, at + 2), 16) * (1 - part) + towards * part)
     .toString(16).padStart(2, "0")).join("")}`;
 }
@@ -73,6 +72,6 @@ function methodColour(role, method) {
   if (!methods.has(role)) methods.set(role, []);
   const known = methods.get(role);
   if (!known.includes(method)) known.push(method);
-  return shade(roleColour(role), known.indexOf(method));
+  return mix(roleColour(role), ...SHADES[known.indexOf(method) % SHADES.length]);
 }
 const hasDevices = (worker) => worker.devices.length > 0;
