@@ -68,7 +68,7 @@ OUTSIDE = {
     "rl": {"ray", "aiohttp", "lazy_loader", "torch"},
     "testing": {"ray", "psutil", "pytest", "numpy", "aiohttp", "lazy_loader"},
     "doctor": {"ray", "psutil"},
-    "watch": {"rich", "starlette", "uvicorn", "opentelemetry"},
+    "watch": {"rich", "starlette", "uvicorn", "opentelemetry", "tensorboard", "wandb"},
     "demo": {"gymnasium", "numpy", "rich", "torch"},
     "cli": {"rich", "typer", "yaml"},
     "mypy_plugin": {"mypy"},

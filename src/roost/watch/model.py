@@ -25,7 +25,7 @@ from roost.watch.limits import (
     SKEW_SECONDS,
     WINDOW_SECONDS,
 )
-from roost.watch.reading import WORDS, Line, Process, finite
+from roost.watch.reading import WORDS, Line, Process, finite, metric_values
 from roost.watch.traffic import KINDS, Traffic, rank_of
 from roost.watch.views import Curve, Event, NodeView, RunView, Span, State, StepView, WorkerView
 
@@ -323,26 +323,20 @@ class RunModel:
         return span
 
     def _take_metric(self, lane: _Lane, line: Line, when: float) -> None:
-        values, name = line.values, str(line.name)[:100]
-        if line.kind == "metric":
-            found = [(values.get("step"), values["value"], when)]
-        else:
-            count = len(values["value"])
-            times = [when + finite(after) for after in values["after"]]
-            found = [*zip(values.get("step", [None] * count), values["value"], times, strict=True)]
+        found, name = metric_values(line), str(line.name)[:100]
+        late = when - line.when
         key = (line.process.who, name)
         if key not in self._curves and len(self._curves) >= _MOST_CURVES:
             self._hidden += len(found)
             return
         points = self._curves.setdefault(key, _Points())
-        lane.progress = max(lane.progress, found[-1][2] if found else when)
+        lane.progress = max(lane.progress, found[-1][2] + late if found else when)
         for step, value, at in found:
-            step = None if step is None else float(step)
             if step is not None and math.isfinite(step) and not line.is_sample:
-                self._steps[step] = min(at, self._steps.get(step, at))
+                self._steps[step] = min(at + late, self._steps.get(step, at + late))
                 if len(self._steps) > _MOST_STEPS:
                     del self._steps[next(iter(self._steps))]
-            points.add((step, float(value), at))
+            points.add((step, value, at + late))
 
     def _note_clock(self, process: Process) -> None:
         """Work out how far the clock of a host is from the driver's, if its workers begin at an impossible time."""

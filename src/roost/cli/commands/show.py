@@ -22,6 +22,7 @@ from roost.runtime.runs.index import find_run, list_runs, read_run
 from roost.runtime.runs.record import RunRecord, Status, started_at
 from roost.text import plural, printable
 from roost.watch.live import LiveRun, read_whole
+from roost.watch.metrics import last_values
 from roost.watch.trace import to_trace
 from roost.watch.views import Verdict
 
@@ -116,6 +117,7 @@ def _text(record: RunRecord, folder: Path, run_id: str | None, missing: Sequence
     for failed in reversed(record.failures):
         more = f", and {failed.more} more like it" if failed.more else ""
         failures.append(f"{failed.worker} in {failed.method} at {_time(failed.when)}: {failed.what}{more}")
+    measured = [f"{name}: {value:.6g}" for name, value in last_values(folder).items()]
     variables = [f"{name}={'(not kept)' if value is None else value}" for name, value in record.environment.items()]
     lines += [
         ("command", shlex.join(record.command)),
@@ -131,6 +133,7 @@ def _text(record: RunRecord, folder: Path, run_id: str | None, missing: Sequence
         ("waiting for", record.waiting),
         *titled("restarts", restarts, _MOST_LINES),
         *titled("failed calls", failures, _MOST_LINES),
+        *titled("metrics", measured, _MOST_LINES),
         *titled("environment", variables),
         *titled("events", missing),
         ("run folder", str(folder)),
