@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from roost.errors import ConfigError
 from roost.runtime.events.format import DRIVER
@@ -106,7 +106,7 @@ def to_wandb(project: str, name: str, *, offline: bool) -> Iterator[Write]:
         import wandb
     except ImportError as error:
         raise ConfigError("--wandb needs wandb", hint="pip install 'roost[wandb]'") from error
-    mode = "offline" if offline else "online"
+    mode: Literal["offline", "online"] = "offline" if offline else "online"
     try:
         run = wandb.init(project=project, name=name, mode=mode, settings=wandb.Settings(console="off"))
     except wandb.Error as error:

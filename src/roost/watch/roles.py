@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby, pairwise
@@ -32,7 +31,7 @@ class Role:
     """By worker: in calls, without waits."""
     any_works: float = 0.0
     """How much of the time at least one of them works."""
-    waits: Counter[str] = field(default_factory=Counter)
+    waits: dict[str, float] = field(default_factory=dict)
     """By whom they wait for, the mean of all workers."""
     in_torch: float = 1.0
     """How much the one that waits least for `torch.distributed` does."""
@@ -46,7 +45,8 @@ class Role:
 
     def words(self) -> str:
         """Say what its workers do."""
-        waits = [f"waits {share:.0%} for {whom}" for whom, share in self.waits.most_common(3) if share >= 0.03]
+        most = sorted(((share, whom) for whom, share in self.waits.items()), reverse=True)
+        waits = [f"waits {share:.0%} for {whom}" for share, whom in most[:3] if share >= 0.03]
         return f"{self.name} ({plural(len(self.works), 'worker')}) {', '.join([f'works {self.share:.0%}', *waits])}"
 
 
@@ -135,14 +135,15 @@ def roles_of(model: RunModel, view: RunView, start: float, end: float) -> list[R
             own = own_seconds(spans)
             works = role.works[worker.address] = min(1.0, sum(seconds for _, seconds in own) / length)
             edges += _working(spans)
-            by_whom: Counter[str] = Counter()
+            by_whom: dict[str, float] = {}
             for span in spans:
                 if span.is_wait and not span.is_aside:
                     group, _, rank = span.name.rpartition(":")
-                    by_whom[group if rank.isdigit() else span.name] += span.busy / length
+                    whom = group if rank.isdigit() else span.name
+                    by_whom[whom] = by_whom.get(whom, 0.0) + span.busy / length
             for whom, share in by_whom.items():
-                role.waits[whom] += min(share, 1 - works) / len(workers)
-            role.in_torch = min(role.in_torch, by_whom[TORCH])
+                role.waits[whom] = role.waits.get(whom, 0.0) + min(share, 1 - works) / len(workers)
+            role.in_torch = min(role.in_torch, by_whom.get(TORCH, 0.0))
             for span, seconds in own:
                 if id(span) in whole:
                     times.setdefault(span.name, {}).setdefault(worker.address, []).append(seconds / span.calls)
@@ -182,7 +183,7 @@ def _find_slow(role: Role, times: Mapping[str, Mapping[str, Sequence[float]]]) -
     if len(known) == len(role.works) and all(len(found) >= LEAST_PERIODS for found in known.values()):
         taken = {address: mean(found) for address, found in known.items()}
         error = max(stdev(found) / math.sqrt(len(found)) for found in known.values())
-    elif role.waits[TORCH] > 0.05:
+    elif role.waits.get(TORCH, 0.0) > 0.05:
         # In calls that last as long as the job, those that wait less for the others are the slow ones.
         taken, error = role.works, 0.02
     else:

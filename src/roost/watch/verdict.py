@@ -155,20 +155,22 @@ def _pace(model: RunModel, view: RunView, bound: float | None) -> Verdict:
     link, updating = max(updates.items(), key=lambda item: item[1], default=("", 0.0))
     if updating > max(0.35, share + 0.1):
         return verdict(Limit.WEIGHTS, f"updates of weights set the pace: {link} takes {updating:.0%} of the time", link)
-    if top.in_torch > 0.3 and top.share + top.waits[TORCH] > 0.7:
-        sentence = f"all workers of {top.name} wait {top.waits[TORCH]:.0%} of the time for {TORCH}"
+    if top.in_torch > 0.3 and top.share + top.waits.get(TORCH, 0.0) > 0.7:
+        sentence = f"all workers of {top.name} wait {top.waits.get(TORCH, 0.0):.0%} of the time for {TORCH}"
         return verdict(Limit.COMMUNICATION, sentence, top.name)
-    asking = max(roles, key=lambda role: role.waits[_ROUTER])
-    if view.engines and asking.waits[_ROUTER] > max(0.5, share):
-        sentence = f"the engines set the pace: {asking.name} waits {asking.waits[_ROUTER]:.0%} of the time for them"
+    asking = max(roles, key=lambda role: role.waits.get(_ROUTER, 0.0))
+    if view.engines and asking.waits.get(_ROUTER, 0.0) > max(0.5, share):
+        sentence = (
+            f"the engines set the pace: {asking.name} waits {asking.waits.get(_ROUTER, 0.0):.0%} of the time for them"
+        )
         return verdict(Limit.PACE, sentence, *{item.worker.rpartition(":")[0] for item in view.engines})
     waits = clip([span for span in lane(model, DRIVER, view.now) if span.is_wait], start, end)
     driven = 1 - sum(span.busy for span in waits) / length
     if whole < 0.6 and driven > max(0.4, whole) and all(sum(role.waits.values()) < 0.5 for role in roles):
         sentence = f"the driver {sets} the pace: it computes {driven:.0%} of the time while no worker has a call"
         return verdict(Limit.DRIVER, sentence, DRIVER, is_sure=whole < 0.5)
-    least, sure = (0.06, 0.12) if whole <= _TURNS else (0.12, 0.2)
-    if share >= 0.35 and gap >= least:
+    margin, sure = (0.06, 0.12) if whole <= _TURNS else (0.12, 0.2)
+    if share >= 0.35 and gap >= margin:
         is_sure = gap >= sure and count >= 2 * LEAST_PERIODS
         if top.slow:
             is_one = len(top.slow) == 1
@@ -179,7 +181,7 @@ def _pace(model: RunModel, view: RunView, bound: float | None) -> Verdict:
         return verdict(
             Limit.PACE, f"{top.name} {sets} the pace: {_against(top, others, shares)}", top.name, is_sure=is_sure
         )
-    close = [role for role in roles if shares[role.name] > share - least]
+    close = [role for role in roles if shares[role.name] > share - margin]
     if len(close) > 1 and whole > 0.8:
         told = join_words([f"{role.name} works {shares[role.name]:.0%}" for role in close], most=_MOST_NAMES)
         return verdict(

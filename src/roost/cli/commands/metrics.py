@@ -75,5 +75,6 @@ def _table(folder: Path) -> Text:
     for name, value in last.items():
         found = [point for curve in curves if curve.name == name for _, point, _ in curve.points]
         workers = sum(curve.name == name for curve in curves)
-        rows.append((printable(name), str(workers), *(f"{number:.6g}" for number in (value, min(found), max(found)))))
+        last_text, least, most = (f"{number:.6g}" for number in (value, min(found), max(found)))
+        rows.append((printable(name), str(workers), last_text, least, most))
     return aligned(rows) if last else Text("the run logged no metrics")
