@@ -3,7 +3,7 @@
 WINDOW_SECONDS = 30.0
 """The idle share of a worker is that of so many last seconds."""
 RECENT_SECONDS = 1.0
-"""A worker counts as busy until so long after the end of a call."""
+"""A worker between two calls counts as busy if it was for most of so long."""
 SILENT_SECONDS = 10.0
 """A worker that has written nothing for so long is silent."""
 HANG_SECONDS = 60.0

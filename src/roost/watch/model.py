@@ -530,7 +530,10 @@ class RunModel:
             return State.BUSY, method, running.since, ""
         if self._traffic.is_asleep(address):
             return State.ASLEEP, doing, ended, ""
-        if last is not None and now - last.end < RECENT_SECONDS:
+        # Between short calls: what it did for most of the last moment, as its lane shows.
+        at = max(now, ended)
+        recent = worker.busy.between(at - RECENT_SECONDS, at)
+        if last is not None and now - last.end < RECENT_SECONDS and recent >= RECENT_SECONDS / 2:
             return State.BUSY, doing, last.start, ""
         return State.IDLE, doing, ended, ""
 

@@ -137,7 +137,7 @@ def _pace(model: RunModel, view: RunView, bound: float | None) -> Verdict:
     roles.sort(key=lambda role: -shares[role.name])
     lines = (
         *[role.words() for role in roles[:6]],
-        f"over {_time(length)} {plural(count, 'period')} of the longest calls",
+        f"in the last {_time(length)} of calls the longest came {plural(count, 'time')}",
     )
     sets = "set" if view.is_over else "sets"
 

@@ -184,7 +184,7 @@ def test_top_page_and_show_begin_with_it(recording, roost):
     sentence = "rollout set the pace: it works 67% of the time, actor 33%"
     lines = draw_screen(view, title="x", status="running", width=100, height=30).plain.splitlines()
     assert lines[2] == f"» {sentence}"
-    assert lines[3].startswith("  rollout (1 worker) works 67%; actor (1 worker) works 33%; over ")
+    assert lines[3].startswith("  rollout (1 worker) works 67%; actor (1 worker) works 33%; in the last ")
     facts = page_facts(view, title="", status="")["verdict"]
     assert (facts["text"], len(facts["evidence"])) == (sentence, 3)
     code, out, _ = roost("top", str(recording.folder), "--once")

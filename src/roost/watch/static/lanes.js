@@ -23,6 +23,17 @@ function laneRow(lane, seconds) {
     make("span", { text: lane.idle === null ? "" : percent(lane.idle), title: "idle share of the last 30 s, waits included" }));
 }
 
+/** The method in which a role spends most has its colour itself. */
+function rankMethods(role, lanes) {
+  const totals = new Map();
+  for (const [start, end, name, , share, , isWait] of lanes.flatMap((lane) => lane.spans)) {
+    if (!isWait) totals.set(name, (totals.get(name) ?? 0) + (end - start) * share);
+  }
+  const known = methods.get(role) ?? [];
+  const first = [...totals].reduce((most, item) => (item[1] > most[1] ? item : most), ["", 0])[0];
+  if (first && known[0] !== first) methods.set(role, [first, ...known.filter((name) => name !== first)]);
+}
+
 /** The methods of a role with their shades, where it has more than one. */
 function shades(role, lanes) {
   const names = [...new Set(lanes.flatMap((lane) => lane.spans.filter((span) => !span[6]).map((span) => span[2])))].slice(0, 8);
@@ -57,6 +68,7 @@ async function drawLanes() {
   }
   byId("lanes").replaceChildren(...[...groups].map(([name, lanes]) => {
     const idle = lanes.map((lane) => lane.idle).filter((share) => share !== null);
+    rankMethods(name, lanes);
     const bubble = idle.length ? `idle ${percent(idle.reduce((sum, share) => sum + share, 0) / idle.length)}` : "";
     return make("section", { "aria-label": `lanes of ${name}` }, make("h3", {}, `${name} `, make("small", { text: bubble }), ...shades(name, lanes)),
       ...lanes.map((lane) => laneRow(lane, found.end - found.start)));
