@@ -74,7 +74,7 @@ OUTSIDE = {
     "testing": {"ray", "psutil", "pytest", "numpy", "aiohttp", "lazy_loader"},
     "doctor": {"ray", "psutil"},
     "xray": {"psutil", "rich"},
-    "watch": {"rich", "starlette", "uvicorn", "opentelemetry"},
+    "watch": {"rich", "starlette", "uvicorn", "opentelemetry", "tensorboard", "wandb"},
     "demo": {"gymnasium", "numpy", "rich", "torch"},
     "cli": {"rich", "typer", "yaml"},
     "mypy_plugin": {"mypy"},

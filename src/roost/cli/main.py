@@ -58,6 +58,10 @@ _COMMANDS = {
         "logs": ("Show what the workers of a run printed, or list the logs.", "latest actor:3 --follow"),
         "runs": ("List your runs on this machine, newest first.", ""),
         "show": ("Show all that is known about a run, or write what its workers did as a trace.", "20261115-2242"),
+        "metrics": (
+            "Show the metrics of a run, or write them as CSV, for TensorBoard or W&B.",
+            "latest --csv --out m.csv",
+        ),
         "profile": ("Make a profile for `roost search` from the times that runs recorded.", "latest --out p.yaml"),
         "stop": ("Stop a run that is running, as Ctrl-C would.", "20261115-2242"),
         "rerun": ("Run the job or the script of an earlier run again.", "20261115-2242 --dry-run"),

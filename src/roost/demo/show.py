@@ -7,7 +7,7 @@ import io
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from importlib import import_module
 from importlib.util import find_spec
@@ -60,22 +60,22 @@ def run_demo(
             raise ConfigError(f"the demo of {task.title} needs {package}, which is not installed", hint=hint)
     began, stamp = time.monotonic(), time.strftime("%Y%m%d-%H%M%S")
     goal = goal_of(task, modes, minutes)
-    with _new_folders([runs_dir / f"{stamp}-{mode}" for mode in modes]) as folders:
+    with _new_folders([runs_dir / f"{stamp}-{mode}" for mode in modes]) as folders, _page(console) as show:
         console.print(f"[bold]A cluster on this machine[/]: {task.hardware}, real Ray nodes with fake accelerators")
         with local_cluster(task.hardware):
             console.print(f"  up after {time.monotonic() - began:.1f} s")
             kill_in = task.killed_in if task.killed_in in modes else modes[0]
             done = [
-                _run_mode(console, task, mode, folder, goal, seed=seed, kill=mode is kill_in)
+                _run_mode(console, task, mode, folder, goal, seed=seed, kill=mode is kill_in, show=show)
                 for mode, folder in zip(modes, folders, strict=True)
             ]
-    console.print("\n[bold]The cluster is stopped; the results[/]")
-    for trained, bars in done:
-        console.print(_summary(task, trained, bars, console.width), soft_wrap=True)
-    # Why there is none can be long.
-    console.print(Text(advise(task, [trained for trained, _ in done])))
-    _say_files(folders, console)
-    console.print(f"\n{time.monotonic() - began:.0f} s in all")
+        console.print("\n[bold]The cluster is stopped; the results[/]")
+        for trained, bars in done:
+            console.print(_summary(task, trained, bars, console.width), soft_wrap=True)
+        # Why there is none can be long.
+        console.print(Text(advise(task, [trained for trained, _ in done])))
+        _say_files(folders, console)
+        console.print(f"\n{time.monotonic() - began:.0f} s in all")
     return all(trained.after >= _RISE * trained.before for trained, _ in done)
 
 
@@ -86,7 +86,15 @@ def goal_of(task: Task, modes: Sequence[Mode], minutes: float | None) -> Goal:
 
 
 def _run_mode(
-    console: Console, task: Task, mode: Mode, folder: Path, goal: Goal, *, seed: int, kill: bool
+    console: Console,
+    task: Task,
+    mode: Mode,
+    folder: Path,
+    goal: Goal,
+    *,
+    seed: int,
+    kill: bool,
+    show: Callable[[Path], None],
 ) -> tuple[Run, list[Bar]]:
     job = task.make_job(mode)
     console.print(f"\n[bold]{mode}[/]: {mode.said}", soft_wrap=True)
@@ -94,10 +102,8 @@ def _run_mode(
     with (
         contextlib.redirect_stderr(WithoutRemarks(sys.stderr)),
         Cluster(cluster_cfg=job["cluster"], run_dir=folder, quiet=True) as cluster,
-        _page(folder) as address,
     ):
-        if address:
-            console.print(Text(f"live page: {address}"), soft_wrap=True)
+        show(folder)
         plan = make_plan(job, cluster)
         grid = make_grid(plan, title=f"{mode}: {mode.said}")
         cluster.recorder.note_plan(plan)
@@ -127,21 +133,36 @@ def _run_mode(
 
 
 @contextlib.contextmanager
-def _page(folder: Path) -> Iterator[str]:
-    """Serve the page of a run while it runs, where the packages for that are installed; yield its address."""
+def _page(console: Console) -> Iterator[Callable[[Path], None]]:
+    """Yield what shows a run on a page, one for the whole demo, where the packages for that are installed.
+
+    Where somebody can press Enter, the page stays until then.
+    """
+    served: list[Any] = []
+
+    def show(folder: Path) -> None:
+        if served:
+            served[0].show(LiveRun(folder))
+            return
+        try:
+            from roost.watch.page import PageServer
+        except ConfigError:
+            return
+        server = PageServer(LiveRun(folder))
+        thread = threading.Thread(target=server.serve, name="roost-page", daemon=True)
+        thread.start()
+        served[:] = [server, thread]
+        console.print(Text(f"live page: {server.url}"), soft_wrap=True)
+
     try:
-        from roost.watch.page import PageServer
-    except ConfigError:
-        yield ""
-        return
-    server = PageServer(LiveRun(folder))
-    thread = threading.Thread(target=server.serve, name="roost-page", daemon=True)
-    thread.start()
-    try:
-        yield server.url
+        yield show
+        if served and console.is_interactive and sys.stdin.isatty():
+            console.print("the page stays until you press Enter")
+            sys.stdin.readline()
     finally:
-        server.stop()
-        thread.join(PAGE_SECONDS)
+        if served:
+            served[0].stop()
+            served[1].join(PAGE_SECONDS)
 
 
 @contextlib.contextmanager

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from roost.runtime.events.format import DRIVER
 from roost.watch.model import RunModel
-from roost.watch.views import Curve, RunView, Span
+from roost.watch.views import Curve, Layout, RunView, Span, Verdict
 
 MOST_DETAIL = 512
 """With more workers than this the page gets one entry for each node, and detail of the nodes that it asks for."""
@@ -29,10 +30,14 @@ _ENGINE = "worker version behind is_asleep busy served failed per_second latency
 _EVENT = "when what who text"
 
 Points = Sequence[tuple[float, float]]
+_NO_LAYOUT = Layout()
 
 
-def page_facts(view: RunView, *, title: str, status: str, node: int | None = None) -> dict[str, Any]:
+def page_facts(
+    view: RunView, *, title: str, status: str, node: int | None = None, layout: Layout = _NO_LAYOUT
+) -> dict[str, Any]:
     """Return what the page draws; of a large run the workers of one node only."""
+    names = dict.fromkeys([*layout.components, *[worker.component for worker in view.workers]])
     is_large = len(view.workers) > MOST_DETAIL
     shown = [worker for worker in view.workers if not is_large or worker.node == node][:MOST_DETAIL]
     return {
@@ -43,7 +48,8 @@ def page_facts(view: RunView, *, title: str, status: str, node: int | None = Non
         "over": view.is_over,
         "counts": {str(state): count for state, count in view.counts.items()},
         "workers": [_fields(worker, _WORKER) for worker in shown],
-        "nodes": _nodes(view),
+        "nodes": _nodes(view, layout),
+        "colours": {name: place for place, name in enumerate(names)},
         "large": is_large,
         "step": _fields(view.step, "number since usual") if view.step else None,
         "channels": [_fields(item, _CHANNEL) for item in view.channels[:_MOST_ROWS]],
@@ -51,7 +57,17 @@ def page_facts(view: RunView, *, title: str, status: str, node: int | None = Non
         "engines": [_fields(item, _ENGINE) for item in view.engines[:_MOST_ROWS]],
         "events": [_fields(event, _EVENT) for event in view.events[:_MOST_EVENTS]],
         "notices": list(view.notices),
+        "verdict": _verdict(view.verdict),
     }
+
+
+def _verdict(verdict: Verdict | None) -> dict[str, Any] | None:
+    """Return what limits the run; None while nobody knows."""
+    if verdict is None or not verdict.evidence:
+        return None
+    lines = [line[:_MOST_CHARACTERS] for line in verdict.evidence]
+    who = [worker for worker in verdict.who if ":" in worker][:_MOST_SERIES]
+    return {"limit": verdict.limit, "text": str(verdict)[:_MOST_CHARACTERS], "evidence": lines, "workers": who}
 
 
 def _fields(item: object, names: str) -> dict[str, Any]:
@@ -66,10 +82,12 @@ def _fields(item: object, names: str) -> dict[str, Any]:
     return found
 
 
-def _nodes(view: RunView) -> list[dict[str, Any]]:
+def _nodes(view: RunView, layout: Layout) -> list[dict[str, Any]]:
     samples = {node.rank: node for node in view.nodes}
-    by_node: dict[int, dict[str, int]] = {rank: {} for rank in samples}
+    by_node: dict[int, dict[str, int]] = {rank: {} for rank in [*samples, *layout.columns]}
+    columns = Counter({node.rank: len(node.devices) for node in view.nodes}) | Counter(layout.columns)
     for worker in view.workers:
+        columns[worker.node or 0] = max([columns[worker.node or 0], *[device + 1 for device in worker.devices]])
         counts = by_node.setdefault(worker.node or 0, {})
         counts[str(worker.state)] = counts.get(str(worker.state), 0) + 1
     out = []
@@ -78,7 +96,7 @@ def _nodes(view: RunView) -> list[dict[str, Any]]:
         if (sample := samples.get(rank)) is not None:
             devices = [[_number(load), used, of] for load, used, of in sample.devices]
             shown = {"cpu": _number(sample.cpu), "memory": sample.memory, "of": sample.memory_total, "devices": devices}
-        out.append({"rank": rank, "counts": counts, **shown})
+        out.append({"rank": rank, "columns": columns[rank], "counts": counts, **shown})
     return out
 
 
@@ -162,8 +180,12 @@ def metric_facts(curves: Iterable[Curve]) -> list[dict[str, Any]]:
     out = []
     for name, some in list(by_name.items())[:_MOST_CHARTS]:
         has_steps = any(step is not None for curve in some for step, _, _ in curve.points)
+        roles = {curve.worker.rpartition(":")[0] for curve in some}
         label = f"mean of {len(some)} workers" if len(some) > 1 else some[0].worker
-        out.append(_chart(name, "", "step" if has_steps else "time", [(label, joined(some))]))
+        made = _chart(name, "", "step" if has_steps else "time", [(label, joined(some))])
+        for line in made["series"] if len(roles) == 1 else ():
+            line["role"] = min(roles)
+        out.append(made)
     return out
 
 
@@ -186,7 +208,7 @@ def _chart(
         every = max(1, math.ceil(len(found) / _MOST_POINTS))
         if found:
             # The newest point is always one of them.
-            lines.append({"name": name, "points": found[::-1][::every][::-1]})
+            lines.append({"name": name, "role": name.rpartition(":")[0], "points": found[::-1][::every][::-1]})
     return {"title": title, "unit": unit, "axis": axis, "series": lines, "bound": bound}
 
 

@@ -3,7 +3,7 @@
 WINDOW_SECONDS = 30.0
 """The idle share of a worker is that of so many last seconds."""
 RECENT_SECONDS = 1.0
-"""A worker counts as busy until so long after the end of a call."""
+"""A worker between two calls counts as busy if it was for most of so long."""
 SILENT_SECONDS = 10.0
 """A worker that has written nothing for so long is silent."""
 HANG_SECONDS = 60.0
@@ -38,3 +38,7 @@ STACK_LOOK_SECONDS = 0.05
 """`roost stack` looks for the answer of the worker so often."""
 LAUNCH_SECONDS = 20.0
 """A recorded run is played from here on: before, it launches."""
+EARLY_HANG_SECONDS = 10.0
+"""What limits a run may be a call that lasts so long, if its CPU is idle and its method never took a fifth of that."""
+JUDGE_SECONDS = 1.0
+"""What limits a run is judged at most so often."""

@@ -8,19 +8,23 @@ import math
 import time
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 
+from roost.config.yaml_file import PLAN_FILE_LIMIT
 from roost.deadline import Deadline
 from roost.errors import ConfigError
 from roost.machine.folders import open_regular
+from roost.placement.plan import Plan
 from roost.runtime.events.format import DRIVER
 from roost.runtime.runs.index import is_free, read_run
-from roost.runtime.runs.record import RunRecord, Status
-from roost.watch.limits import CLOCK_SECONDS, LAUNCH_SECONDS, RECORD_SECONDS, SKEW_SECONDS
+from roost.runtime.runs.record import PLAN_FILE, RunRecord, Status
+from roost.watch.limits import CLOCK_SECONDS, JUDGE_SECONDS, LAUNCH_SECONDS, RECORD_SECONDS, SKEW_SECONDS
 from roost.watch.model import RunModel
 from roost.watch.reading import EventReader, Line, parse_lines
-from roost.watch.views import RunView
+from roost.watch.verdict import judge
+from roost.watch.views import Layout, RunView, Verdict
 
 SEARCH_FILE = "search.json"
 """The output of `roost search --format json`, if the user has put it into the run folder."""
@@ -40,12 +44,15 @@ class LiveRun:
         """Whether it runs, or how it ended."""
         self.bound: float | None = None
         """The least seconds that a step can take, by the search in the run folder."""
+        self.layout = Layout()
+        """The columns and colours of its plan, as far as it has one."""
         self.model = RunModel()
         self._reader = EventReader(folder)
         self._clock = _Clock()
         self._next_look = Deadline.after(0)
         self._record: RunRecord | None = None
         self._is_gone = False
+        self._judge = _Judge()
         if not self._reader.exists and not (folder / "run.json").is_file():
             raise no_events(folder)
 
@@ -57,6 +64,8 @@ class LiveRun:
             try:
                 self._record = read_run(self.folder)
                 self.title, self.status = self._record.what, str(self._record.outcome)
+                if self._record.plan != self.layout.hash:
+                    self.layout = _read_layout(self.folder / PLAN_FILE)
                 self._is_gone = self._record.outcome.status is not Status.RUNNING
             except (ConfigError, OSError):
                 # A run without a record, or one whose folder was removed.
@@ -75,7 +84,7 @@ class LiveRun:
             notices.append(f"the clock here {differs}")
         if trouble.skipped:
             notices.append("a long run: calls and idle shares are those of its last part")
-        return self.model.view(now, notices, has_ended=self._is_gone)
+        return self._judge(self.model, self.model.view(now, notices, has_ended=self._is_gone), self.bound)
 
 
 class PlayedRun:
@@ -84,6 +93,7 @@ class PlayedRun:
     title = "a recorded run of roost demo"
     folder: Path | None = None
     bound: float | None = None
+    layout = Layout()
 
     def __init__(self, lines: Sequence[Line], skip: float = 0.0) -> None:
         """Take the lines of a run, in any order, and how many seconds of it are over at the beginning."""
@@ -96,6 +106,7 @@ class PlayedRun:
         self._left = deque(sorted(timed, key=lambda item: (item[0], item[1].process.who != DRIVER)))
         self._first = self._left[0][0] if self._left else 0.0
         self._began = time.monotonic() - skip
+        self._judge = _Judge()
 
     @classmethod
     def shipped(cls) -> PlayedRun:
@@ -113,11 +124,26 @@ class PlayedRun:
         now = self._first + time.monotonic() - self._began
         while self._left and self._left[0][0] <= now:
             self.model.take([self._left.popleft()[1]])
-        return self.model.view(now)
+        return self._judge(self.model, self.model.view(now), self.bound)
 
 
 WatchedRun = LiveRun | PlayedRun
 """A run that the page and the terminal show: it may go on, or be a recording that is played."""
+
+
+class _Judge:
+    """Adds what limits a run to views of it, and judges again only after a while: that costs more than a view."""
+
+    def __init__(self) -> None:
+        self._verdict: Verdict | None = None
+        self._next = Deadline.after(0)
+
+    def __call__(self, model: RunModel, view: RunView, bound: float | None) -> RunView:
+        if self._next.is_over:
+            began = time.monotonic()
+            self._verdict = judge(model, view, bound)
+            self._next = Deadline.after(max(JUDGE_SECONDS, 20 * (time.monotonic() - began)))
+        return replace(view, verdict=self._verdict)
 
 
 class _Clock:
@@ -164,6 +190,17 @@ def read_whole(folder: Path) -> RunModel:
     if not model.processes and not model.events:
         raise no_events(folder)
     return model
+
+
+def _read_layout(path: Path) -> Layout:
+    """Return the columns of the plan of a run; none if it cannot be read."""
+    try:
+        with open(path, "rb", opener=open_regular) as file:
+            plan = Plan.from_json(file.read(PLAN_FILE_LIMIT).decode())
+    except (OSError, ValueError, ConfigError):
+        return Layout()
+    columns = {rank: len(node.accelerators) for rank, node in enumerate(plan.topology.nodes)}
+    return Layout(hash=plan.hash, columns=columns, components=tuple(plan.names))
 
 
 def no_events(folder: Path) -> ConfigError:

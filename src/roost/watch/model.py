@@ -25,7 +25,7 @@ from roost.watch.limits import (
     SKEW_SECONDS,
     WINDOW_SECONDS,
 )
-from roost.watch.reading import WORDS, Line, Process, finite
+from roost.watch.reading import WORDS, Line, Process, finite, metric_values
 from roost.watch.traffic import KINDS, Traffic, rank_of
 from roost.watch.views import Curve, Event, NodeView, RunView, Span, State, StepView, WorkerView
 
@@ -323,26 +323,20 @@ class RunModel:
         return span
 
     def _take_metric(self, lane: _Lane, line: Line, when: float) -> None:
-        values, name = line.values, str(line.name)[:100]
-        if line.kind == "metric":
-            found = [(values.get("step"), values["value"], when)]
-        else:
-            count = len(values["value"])
-            times = [when + finite(after) for after in values["after"]]
-            found = [*zip(values.get("step", [None] * count), values["value"], times, strict=True)]
+        found, name = metric_values(line), str(line.name)[:100]
+        late = when - line.when
         key = (line.process.who, name)
         if key not in self._curves and len(self._curves) >= _MOST_CURVES:
             self._hidden += len(found)
             return
         points = self._curves.setdefault(key, _Points())
-        lane.progress = max(lane.progress, found[-1][2] if found else when)
+        lane.progress = max(lane.progress, found[-1][2] + late if found else when)
         for step, value, at in found:
-            step = None if step is None else float(step)
             if step is not None and math.isfinite(step) and not line.is_sample:
-                self._steps[step] = min(at, self._steps.get(step, at))
+                self._steps[step] = min(at + late, self._steps.get(step, at + late))
                 if len(self._steps) > _MOST_STEPS:
                     del self._steps[next(iter(self._steps))]
-            points.add((step, float(value), at))
+            points.add((step, value, at + late))
 
     def _note_clock(self, process: Process) -> None:
         """Work out how far the clock of a host is from the driver's, if its workers begin at an impossible time."""
@@ -468,6 +462,8 @@ class RunModel:
             doing=doing,
             waits_for=waits_for,
             since=since,
+            progress=worker.progress,
+            patience=self._patience(*(("", waits_for) if waits_for else (_component(address), doing))),
             calls=worker.calls,
             failed=worker.failed,
             restarts=self._restarts.get(address, 0),
@@ -534,7 +530,10 @@ class RunModel:
             return State.BUSY, method, running.since, ""
         if self._traffic.is_asleep(address):
             return State.ASLEEP, doing, ended, ""
-        if last is not None and now - last.end < RECENT_SECONDS:
+        # Between short calls: what it did for most of the last moment, as its lane shows.
+        at = max(now, ended)
+        recent = worker.busy.between(at - RECENT_SECONDS, at)
+        if last is not None and now - last.end < RECENT_SECONDS and recent >= RECENT_SECONDS / 2:
             return State.BUSY, doing, last.start, ""
         return State.IDLE, doing, ended, ""
 

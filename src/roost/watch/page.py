@@ -165,6 +165,10 @@ class PageServer:
         """Serve until `stop` is called or Ctrl-C is pressed."""
         self._server.run(sockets=[self._socket])
 
+    def show(self, run: WatchedRun) -> None:
+        """Show another run on the pages that are open; from any thread."""
+        self._run, self._next_view = run, -math.inf
+
     def stop(self) -> None:
         """End the server; from any thread."""
         self._server.should_exit = True
@@ -192,7 +196,7 @@ class PageServer:
         last, sent_at, charts_at, charts = "", -math.inf, -math.inf, ""
         while not self._server.should_exit:
             view = await self.view()
-            facts = page_facts(view, title=self._run.title, status=self._run.status, node=node)
+            facts = page_facts(view, title=self._run.title, status=self._run.status, node=node, layout=self._run.layout)
             # The clock alone is no change.
             now = facts.pop("now")
             text = json.dumps(facts, separators=(",", ":"))

@@ -213,6 +213,18 @@ def finite(value: object) -> float:
     return float(value)
 
 
+def metric_values(line: Line) -> list[tuple[float | None, float, float]]:
+    """Return step, value and time of day of each value in a line of a metric; ValueError and the like if it is odd."""
+    values = line.values
+    if line.kind == "metric":
+        found = [(values.get("step"), values["value"], line.when)]
+    else:
+        count = len(values["value"])
+        times = [line.when + finite(after) for after in values["after"]]
+        found = [*zip(values.get("step", [None] * count), values["value"], times, strict=True)]
+    return [(None if step is None else float(step), float(value), when) for step, value, when in found]
+
+
 class EventReader:
     """The events of one run folder: call `read` again to get what was added."""
 

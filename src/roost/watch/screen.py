@@ -10,7 +10,7 @@ from rich.text import Text
 
 from roost.text import at_most, plural, printable
 from roost.watch.facts import joined
-from roost.watch.views import Curve, RunView, State, WorkerView
+from roost.watch.views import Curve, Limit, RunView, State, WorkerView
 
 _STYLES = {
     State.BUSY: "green",
@@ -33,6 +33,7 @@ _MARKS = {
     State.ENDED: "-",
 }
 """Nothing depends on colour alone."""
+_ALARMS = (Limit.DEATH, Limit.HANG)
 _ODD = (State.DEAD, State.STUCK, State.SILENT)
 _EVENT_STYLES = {"died": "bold red", "lost": "bold red", "failed": "red", "restarted": "yellow"}
 _BARS = "▁▂▃▄▅▆▇█"
@@ -75,7 +76,12 @@ def _head(view: RunView, title: str, status: str) -> list[Text]:
     if view.step is not None:
         now = view.now - view.step.since
         parts.append(f"  step {view.step.number + 1:g} for {_span(now)}, usually {_span(view.step.usual)}")
-    return [first, Text.assemble(*parts)]
+    lines = [first, Text.assemble(*parts)]
+    if view.verdict is not None and view.verdict.evidence:
+        style = "bold red" if view.verdict.limit in _ALARMS else "bold" if view.verdict.is_sure else ""
+        lines.append(Text(f"» {printable(str(view.verdict))}", style=style))
+        lines.append(Text(f"  {printable('; '.join(view.verdict.evidence))}", style="dim"))
+    return lines
 
 
 def _map(view: RunView, width: int) -> list[Text]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 
@@ -58,6 +59,10 @@ class WorkerView:
     """Whom it waits for; empty if it does not wait."""
     since: float
     """When its state began, as far as is known."""
+    progress: float
+    """When something last came of its work."""
+    patience: float
+    """For how many seconds its call or wait may bring nothing before it is stuck."""
     calls: int
     failed: int
     restarts: int
@@ -165,6 +170,51 @@ class StepView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """What a picture of a run has from its plan, so that both look alike."""
+
+    hash: str | None = None
+    columns: Mapping[int, int] = field(default_factory=dict)
+    """By node: how many accelerators it has, used or not."""
+    components: tuple[str, ...] = ()
+    """In the order of their colours."""
+
+
+class Limit(StrEnum):
+    """What limits a run."""
+
+    DEATH = "death"
+    HANG = "hang"
+    BOUND = "bound"
+    """Nothing: it is as quick as its placement can be."""
+    STRAGGLER = "straggler"
+    COMMUNICATION = "communication"
+    PACE = "pace"
+    """One component: the others wait for it, or take less of each step."""
+    WEIGHTS = "weights"
+    DRIVER = "driver"
+    BALANCE = "balance"
+    """No component more than another."""
+    UNCLEAR = "unclear"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What limits a run."""
+
+    limit: Limit
+    sentence: str
+    evidence: tuple[str, ...] = ()
+    """What it rests on, a sentence each; empty where nothing is known yet."""
+    is_sure: bool = False
+    who: tuple[str, ...] = ()
+    """The components or workers that it is about."""
+
+    def __str__(self) -> str:
+        return self.sentence if self.is_sure or self.limit is Limit.UNCLEAR else f"probably: {self.sentence}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunView:
     """A run at one moment."""
 
@@ -188,6 +238,8 @@ class RunView:
     """What is missing, and why; among the notices too."""
     notices: tuple[str, ...]
     """Remarks on the figures, such as a clock that differs."""
+    verdict: Verdict | None = None
+    """What limits it, where somebody has judged."""
 
     @property
     def counts(self) -> dict[State, int]:

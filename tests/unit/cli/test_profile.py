@@ -6,12 +6,12 @@ import pytest
 import yaml
 
 from recordings import Recording
-from roost.cli.commands.profile import own_seconds
 from roost.config.profile import read_profile
 from roost.config.run import read_run_draft
 from roost.config.topology import Topology
 from roost.placement.planner import make_plan
 from roost.runtime.events.format import line_of
+from roost.watch.roles import own_seconds
 from roost.watch.views import Span
 
 JOB = """

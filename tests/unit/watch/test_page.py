@@ -15,6 +15,7 @@ import sys
 import threading
 import urllib.request
 from collections.abc import Iterator
+from importlib.resources import files
 from logging.handlers import QueueHandler
 from pathlib import Path
 from queue import Queue
@@ -25,13 +26,16 @@ pytest.importorskip("starlette", reason="the page needs roost[watch]")
 
 from browsing import served
 from recordings import BEGAN, Recording
+from roost import Topology, make_plan
+from roost.render.grid import PALETTE
 from roost.runtime.events.format import header, line_of
 from roost.watch.facts import lane_facts, metric_facts, page_facts
-from roost.watch.live import LiveRun
+from roost.watch.live import LiveRun, _read_layout
 from roost.watch.measures import families_of, prometheus_text
 from roost.watch.model import RunModel
 from roost.watch.page import PageServer
 from roost.watch.reading import EventReader
+from roost.watch.views import Layout
 from waiting import wait_until
 
 pytestmark = pytest.mark.heavy
@@ -322,3 +326,29 @@ runpy.run_module("roost", run_name="__main__")
                 made.close()
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         assert said == "the page changes nothing in the run; end it with Ctrl-C\n"
+
+
+def test_the_map_has_the_columns_and_colours_of_the_plan(tmp_path):
+    recording = Recording(tmp_path)
+    recording.worker(0, line_of("call", "train", t=1.0, d=1.0))
+    recording.worker(0, line_of("call", "play", t=1.0, d=1.0), group="env")
+    job = {"cluster": {"num_nodes": 2, "component_placement": {"rollout": "4-7", "actor": "0-1"}}}
+    plan = make_plan(job, Topology.from_shorthand("2x4"))
+    (tmp_path / "plan.json").write_text(plan.to_json())
+    layout = _read_layout(tmp_path / "plan.json")
+    found = page_facts(recording.view(), title="", status="", layout=layout)
+    assert [(node["rank"], node["columns"]) for node in found["nodes"]] == [(0, 4), (1, 4)]
+    assert list(found["colours"]) == ["rollout", "actor", "env"]
+    parts = (files("roost.watch") / "static" / "parts.js").read_text(encoding="utf-8")
+    assert f"const COLOURS = {json.dumps(PALETTE)};" in parts
+    (tmp_path / "plan.json").write_text("no plan")
+    assert _read_layout(tmp_path / "plan.json") == Layout()
+
+
+def test_one_server_shows_one_run_after_the_other(server, tmp_path_factory):
+    other = Recording(tmp_path_factory.mktemp("other"))
+    other.worker(0, line_of("call", "play", t=1.0, d=1.0), group="env")
+    found = messages(server)
+    assert "actor:0" in {worker["address"] for worker in next(found)["workers"]}
+    server.show(LiveRun(other.folder))
+    wait_until(lambda: [worker["address"] for worker in next(found)["workers"]] == ["env:0"], "the other run")

@@ -13,8 +13,10 @@ pytest.importorskip("starlette", reason="the page needs roost[watch]")
 
 from browsing import needs_axe, needs_browser, open_browser, open_page, serious_findings, served, wait_for
 from recordings import BEGAN, Recording
+from roost.render.grid import PALETTE
 from roost.runtime.events.format import header, line_of
 from roost.watch.live import LiveRun
+from roost.watch.views import Layout
 
 pytestmark = [needs_browser, pytest.mark.heavy]
 
@@ -80,6 +82,40 @@ def test_the_tables_and_curves_show_what_goes_between_the_workers(browser, url):
         titles = page.eval_on_selector_all("#charts figcaption b", "all => all.map(one => one.textContent)")
         assert titles[:2] == ["Step time", "reward"]
         assert {"Items in channels", "Requests per second", "Latency of requests", "Updates of weights"} <= set(titles)
+
+
+def test_the_map_shows_unused_devices_and_workers_of_the_cpu_outside_the_columns(browser, recording):
+    first = header("env:0", run="abc", pid=7, host="head", wall=BEGAN, node=0)
+    recording.write("env/0.jsonl", first, line_of("call", "play", t=1.0, d=1.0))
+    run = LiveRun(recording.folder)
+    run.layout = Layout(columns={0: 4, 1: 2, 2: 2, 3: 2, 4: 2}, components=("rollout", "actor"))
+    colour = "getComputedStyle(document.querySelector(`[data-worker='actor:0']`)).getPropertyValue('--component')"
+    with served(run) as address, open_page(browser, address) as page:
+        page.wait_for_selector(".others [data-worker='env:0']")
+        assert page.eval_on_selector_all(".node", "all => all.map(one => one.querySelectorAll('.unused').length)") == [
+            *(2, 0, 0, 0, 2)
+        ]
+        assert page.evaluate(colour) == PALETTE[1]
+        page.wait_for_selector(".lane .call", state="attached")
+        fills = page.eval_on_selector_all(
+            "[aria-label='lanes of actor'] .call", "all => all.map(one => one.getAttribute('fill'))"
+        )
+        assert {fill.upper() for fill in fills} == {PALETTE[1]}
+
+
+def test_no_table_is_cut_on_a_narrow_screen(browser, url):
+    with open_page(browser, url, width=390) as page:
+        page.wait_for_selector("#channels tbody td")
+        widths = page.eval_on_selector_all(".scroll", "all => all.map(one => [one.scrollWidth, one.clientWidth])")
+        assert all(needed <= has for needed, has in widths), widths
+
+
+def test_the_sentence_comes_first_and_a_click_shows_why(browser, url):
+    with open_page(browser, url) as page:
+        assert page.inner_text("#verdict summary") == "actor:3 died"
+        page.click("#verdict summary")
+        page.click("#verdict button:has-text('actor:3')")
+        assert page.inner_text("#detail-title") == "actor:3"
 
 
 def test_no_label_of_an_axis_is_cut(browser, url, recording):

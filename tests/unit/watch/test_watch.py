@@ -427,7 +427,7 @@ def test_metrics_become_curves_and_what_is_not_a_number_is_empty_on_the_page(rec
     (curve,) = view.curves
     assert (curve.worker, curve.name, len(curve.points)) == ("actor:0", "reward", 2)
     (chart,) = [item for item in chart_facts(view) if item["title"] == "reward"]
-    assert chart["series"] == [{"name": "actor:0", "points": [[1.0, 0.5]]}]
+    assert chart["series"] == [{"name": "actor:0", "role": "actor", "points": [[1.0, 0.5]]}]
     json.dumps(chart_facts(view), allow_nan=False)
 
 

@@ -11,12 +11,13 @@ from rich.text import Text
 
 from roost.cli.options import TextForm
 from roost.cli.plans import Flags, find_folder, is_run, plan_job, read_job, with_flags
-from roost.cli.terminal import print_answer, print_text, worker_names
+from roost.cli.terminal import aligned, print_answer, print_text, worker_names
 from roost.config.hardware import BARE_NODE
 from roost.placement.plan import Plan, seat
 from roost.runtime.runs.diff import diff_records
 from roost.runtime.runs.index import read_run
 from roost.text import printable, shorten
+from roost.watch.metrics import last_values
 
 if TYPE_CHECKING:
     from roost.placement.diff import PlanDiff
@@ -41,10 +42,15 @@ def diff(
         item.found if isinstance(item.found, Plan) else plan_job(item, flags, hardware).plan for item in given
     )
     difference = one.diff(other)
-    runs = None
+    runs, measured, facts = None, [], {}
     if is_run(before) and is_run(after):
-        runs = diff_records(*(read_run(find_folder(path)) for path in (before, after)))
-    facts = {} if runs is None else {"runs": {what: [a, b] for what, a, b in runs}}
+        folders = [find_folder(path) for path in (before, after)]
+        runs = diff_records(*map(read_run, folders))
+        measured = _metrics(*map(last_values, folders))
+        facts = {
+            "runs": {what: [a, b] for what, a, b in runs},
+            "metrics": {name: [a, b] for name, a, b in measured},
+        }
     print_answer(form, {**difference.to_dict(), **facts}, lambda: diff_text(difference))
     if runs and form == "text":
         text = Text(f"the runs ({len(runs)})", style="bold")
@@ -52,7 +58,15 @@ def diff(
             line = printable(f"  ~ {what}: {shorten(a, 300)} -> {shorten(b, 300)}")
             text.append(f"\n{line}", style="not bold yellow")
         print_text(text)
+    if measured and form == "text":
+        rows = [(f"  {printable(name)}", *("-" if x is None else f"{x:.6g}" for x in both)) for name, *both in measured]
+        head = ("the metrics, at their ends", printable(before.name), printable(after.name))
+        print_text(aligned([head, *rows[:_MOST_LINES]]))
     raise typer.Exit(1 if difference else 0)
+
+
+def _metrics(before: dict[str, float], after: dict[str, float]) -> list[tuple[str, float | None, float | None]]:
+    return [(name, before.get(name), after.get(name)) for name in dict.fromkeys([*before, *after])]
 
 
 def diff_text(difference: PlanDiff) -> Text:

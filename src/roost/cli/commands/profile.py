@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -21,7 +20,7 @@ from roost.runtime.runs.record import JOB_FILES
 from roost.search.measured import CallTime, Placed, RunTimes, make_profile
 from roost.text import join_words
 from roost.watch.live import read_whole
-from roost.watch.views import Span
+from roost.watch.roles import own_seconds
 
 _MOST_MERGED = 10_000
 """Of so many calls that share a line, the rest says nothing new."""
@@ -75,31 +74,3 @@ def _placed(plan: Plan) -> dict[str, Placed]:
         ranks = tuple(sorted(space.rank_of(piece.node_rank, piece.local_rank) for piece in own))
         found[component.name] = Placed(len(ranks), per_worker, kinds.pop(), ranks)
     return found
-
-
-def own_seconds(spans: Iterable[Span]) -> list[tuple[Span, float]]:
-    """Return the calls among the calls and waits of a worker, each with its seconds apart from its waits.
-
-    A moment in which it waits twice, as for an update and inside of that for a message, counts once. Where several
-    calls run at once, its waits are shared out among them. Waits beside the calls, in threads of the user's, belong to
-    no call.
-    """
-    calls = [span for span in spans if not span.is_wait]
-    own = {id(span): span.busy for span in calls}
-    lasting = [span for span in spans if span.end > span.start and not span.is_aside]
-    edges = [edge for span in lasting for edge in ((span.start, 1, span), (span.end, 0, span))]
-    running: dict[int, float] = {}
-    waiting: dict[int, float] = {}
-    before = 0.0
-    for at, is_start, span in sorted(edges, key=lambda edge: edge[:2]):
-        load = sum(running.values())
-        lost = (at - before) * min(1.0, sum(waiting.values()) / load) if load else 0.0
-        for key, share in running.items() if lost else ():
-            own[key] -= lost * share
-        before, table = at, waiting if span.is_wait else running
-        if is_start:
-            # A line of several calls has pauses between them.
-            table[id(span)] = min(1.0, span.busy / max(span.end - span.start, 1e-9))
-        else:
-            table.pop(id(span), None)
-    return [(span, max(0.0, own[id(span)])) for span in calls]

@@ -22,7 +22,9 @@ from roost.runtime.runs.index import find_run, list_runs, read_run
 from roost.runtime.runs.record import RunRecord, Status, started_at
 from roost.text import plural, printable
 from roost.watch.live import LiveRun, read_whole
+from roost.watch.metrics import last_values
 from roost.watch.trace import to_trace
+from roost.watch.views import Verdict
 
 _MOST_LINES = 16
 _MOST_GROUPS = 40
@@ -56,23 +58,30 @@ def show(
         return
     id_here = next((item.id for item in list_runs() if item.folder == folder), None)
     try:
-        missing = LiveRun(folder).refresh().lost
+        view = LiveRun(folder).refresh()
+        missing, verdict = view.lost, view.verdict
     except ConfigError:
-        missing = ()
-    told = _text(record, folder, id_here, missing)
+        missing, verdict = (), None
+    told = _text(record, folder, id_here, missing, verdict)
     if record.plan is None:
         print_text(told, out)
     else:
         draw_map(make_grid(saved_plan(folder), title=title), out=out, above=told)
 
 
-def _text(record: RunRecord, folder: Path, run_id: str | None, missing: Sequence[str]) -> Text:
+def _text(record: RunRecord, folder: Path, run_id: str | None, missing: Sequence[str], verdict: Verdict | None) -> Text:
     """Describe a run, apart from its map.
 
-    `run_id` is None if only the folder leads to it; `missing` says what its events lack.
+    `run_id` is None if only the folder leads to it; `missing` says what its events lack, `verdict` what limits it.
     """
     job, outcome = record.job, record.outcome
-    lines = [("run", record.id), ("note", record.note), ("outcome", record.state)]
+    limits = [("limits it", str(verdict)), *[("", line) for line in verdict.evidence]] if verdict else []
+    lines = [
+        *(limits if verdict and verdict.evidence else []),
+        ("run", record.id),
+        ("note", record.note),
+        ("outcome", record.state),
+    ]
     lines += [("", line) for line in outcome.message.splitlines()]
     if outcome.worker:
         lines.append(("", f"in {outcome.worker}, log {outcome.log}"))
@@ -108,6 +117,7 @@ def _text(record: RunRecord, folder: Path, run_id: str | None, missing: Sequence
     for failed in reversed(record.failures):
         more = f", and {failed.more} more like it" if failed.more else ""
         failures.append(f"{failed.worker} in {failed.method} at {_time(failed.when)}: {failed.what}{more}")
+    measured = [f"{name}: {value:.6g}" for name, value in last_values(folder).items()]
     variables = [f"{name}={'(not kept)' if value is None else value}" for name, value in record.environment.items()]
     lines += [
         ("command", shlex.join(record.command)),
@@ -123,6 +133,7 @@ def _text(record: RunRecord, folder: Path, run_id: str | None, missing: Sequence
         ("waiting for", record.waiting),
         *titled("restarts", restarts, _MOST_LINES),
         *titled("failed calls", failures, _MOST_LINES),
+        *titled("metrics", measured, _MOST_LINES),
         *titled("environment", variables),
         *titled("events", missing),
         ("run folder", str(folder)),

@@ -2,9 +2,18 @@
 "use strict";
 
 const charts = new Map();
-const ON_DARK = ["#56B4E9", "#E69F00", "#2BC79B", "#E48FC0", "#F0E442", "#FF8C4B", "#C4B7FF", "#B0B0B0"];
-const isDark = matchMedia("(prefers-color-scheme: dark)");
-const lineColour = (place) => (isDark.matches ? ON_DARK : COLOURS)[place % COLOURS.length];
+// The palette, where a thin line would be too pale or too dark.
+const ON_DARK = ["#3B8FD9", "#E69F00", "#2BC79B", "#E48FC0", "#7CCBF5", "#FF8C4B", "#F0E442", "#B0B0B0"];
+const ON_LIGHT = ["#0072B2", "#C98B00", "#009E73", "#CC79A7", "#3FA0DA", "#D55E00", "#A89A00", "#808080"];
+
+/** Lines are thin: they have the colour of their role, as far as that can be seen; several of a role are shades. */
+function lineColour(chart, place) {
+  const role = chart.series[place].role;
+  const known = page.run?.colours[role];
+  const colour = (isDark.matches ? ON_DARK : ON_LIGHT)[(known ?? place) % COLOURS.length];
+  const before = chart.series.slice(0, place).filter((line) => line.role === role).length;
+  return known === undefined ? colour : mix(colour, isDark.matches ? 255 : 0, Math.min(0.6, 0.3 * before));
+}
 const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
 function chartLabel(chart) {
@@ -23,7 +32,7 @@ function chartData(chart) {
 
 function chartOptions(chart, width) {
   const axis = { stroke: style("--dim"), grid: { stroke: style("--line"), width: 1 }, ticks: { stroke: style("--line"), width: 1 }, font: "11px system-ui" };
-  const series = chart.series.map((line, place) => ({ label: line.name, stroke: lineColour(place), width: 1.5,
+  const series = chart.series.map((line, place) => ({ label: line.name, stroke: lineColour(chart, place), width: 1.5,
     points: { show: line.points.length < 30, size: 4 }, spanGaps: true, value: (_, value) => number(value) }));
   if (chart.bound) series.push({ label: "bound of roost search", stroke: style("--dim"), dash: [6, 4], width: 1.5, points: { show: false }, value: (_, value) => number(value) });
   return { width, height: 150, padding: [8, 32, 0, 0], series: [{ label: chart.axis, value: (_, x) => (x === null ? "–" : chart.axis === "time" ? clock(x) : number(x)) }, ...series],

@@ -15,12 +15,33 @@ function laneRow(lane, seconds) {
     const width = Math.max(seconds / 1200, Math.min(seconds, end) - from);
     const text = `${isWait ? "waits for " : ""}${name}: ${calls > 1 ? `${calls} ${isWait ? "times" : "calls"} in ` : ""}` +
       `${duration(end - start)}${failed ? `, ${failed} failed` : ""}`;
-    const shape = isWait ? { y: 12, height: 8, class: "wait" } : { y: failed ? 0 : 2, height: failed ? 20 : 16, fill: methodColour(name),
+    const shape = isWait ? { y: 12, height: 8, class: "wait" } : { y: failed ? 0 : 2, height: failed ? 20 : 16, fill: methodColour(component(lane.address), name),
       "fill-opacity": 0.35 + 0.65 * share, class: failed ? "failed" : "call" };
     picture.append(draw("rect", { x: from, width, ...shape }, text));
   }
   return make("div", { class: "lane" }, make("span", { text: lane.address, title: lane.address }), picture,
     make("span", { text: lane.idle === null ? "" : percent(lane.idle), title: "idle share of the last 30 s, waits included" }));
+}
+
+/** The method in which a role spends most has its colour itself. */
+function rankMethods(role, lanes) {
+  const totals = new Map();
+  for (const [start, end, name, , share, , isWait] of lanes.flatMap((lane) => lane.spans)) {
+    if (!isWait) totals.set(name, (totals.get(name) ?? 0) + (end - start) * share);
+  }
+  const known = methods.get(role) ?? [];
+  const first = [...totals].reduce((most, item) => (item[1] > most[1] ? item : most), ["", 0])[0];
+  if (first && known[0] !== first) methods.set(role, [first, ...known.filter((name) => name !== first)]);
+}
+
+/** The methods of a role with their shades, where it has more than one. */
+function shades(role, lanes) {
+  const names = [...new Set(lanes.flatMap((lane) => lane.spans.filter((span) => !span[6]).map((span) => span[2])))].slice(0, 8);
+  return names.length < 2 ? [] : names.map((name) => {
+    const item = make("small", { class: "shade", text: name });
+    item.style.setProperty("--component", methodColour(role, name));
+    return item;
+  });
 }
 
 function component(address) {
@@ -47,8 +68,9 @@ async function drawLanes() {
   }
   byId("lanes").replaceChildren(...[...groups].map(([name, lanes]) => {
     const idle = lanes.map((lane) => lane.idle).filter((share) => share !== null);
+    rankMethods(name, lanes);
     const bubble = idle.length ? `idle ${percent(idle.reduce((sum, share) => sum + share, 0) / idle.length)}` : "";
-    return make("section", { "aria-label": `lanes of ${name}` }, make("h3", {}, `${name} `, make("small", { text: bubble })),
+    return make("section", { "aria-label": `lanes of ${name}` }, make("h3", {}, `${name} `, make("small", { text: bubble }), ...shades(name, lanes)),
       ...lanes.map((lane) => laneRow(lane, found.end - found.start)));
   }));
   const left = page.run.workers.length - MOST_LANES;

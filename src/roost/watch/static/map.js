@@ -19,16 +19,21 @@ function shortly(worker) {
   return worker.state === "waiting" ? `waits for ${worker.waits_for}` : worker.state;
 }
 
-function updateTile(worker, columns) {
+function setComponent(element, name) {
+  const colour = roleColour(name);
+  if (element.dataset.colour !== colour) { element.dataset.colour = colour; element.style.setProperty("--component", colour); }
+}
+
+function updateTile(worker) {
   let tile = tiles.get(worker.address);
   if (!tile) {
     tile = make("button", { type: "button", on: () => select(worker.address) },
       make("b", {}, make("i", { "aria-hidden": "true" }), make("span")), make("span", { class: "hidden" }), make("span"));
     tile.dataset.worker = worker.address;
-    tile.style.setProperty("--component", componentColour(worker.component));
     tiles.set(worker.address, tile);
   }
   setAttribute(tile, "class", `tile ${worker.state}`);
+  setComponent(tile, worker.component);
   const text = describe(worker);
   setAttribute(tile, "aria-pressed", String(worker.address === page.selected));
   setAttribute(tile, "title", `${text}\npid ${worker.pid} on ${worker.host}, node ${worker.node ?? 0}, devices ${worker.devices.join(", ") || "none"}` +
@@ -41,16 +46,16 @@ function updateTile(worker, columns) {
   setText(doing, shortly(worker));
   // In the columns of its devices, as in the plan.
   const first = Math.min(...worker.devices);
-  const column = columns && worker.devices.length ? `${first + 1} / span ${Math.max(...worker.devices) - first + 1}` : "auto";
+  const column = worker.devices.length ? `${first + 1} / span ${Math.max(...worker.devices) - first + 1}` : "auto";
   if (tile.dataset.column !== column) { tile.dataset.column = column; tile.style.gridColumn = column; }
   return tile;
 }
 
 function makeNode(rank) {
   const box = { all: make("section", { class: "node" }), title: make("h3", { text: `node ${rank}` }), facts: make("p"),
-    heads: make("div", { class: "heads", "aria-hidden": "true" }), tiles: make("div", { class: "tiles" }), shown: "" };
+    heads: make("div", { class: "heads", "aria-hidden": "true" }), tiles: make("div", { class: "tiles" }), others: make("div", { class: "others" }), shown: "" };
   box.all.setAttribute("aria-label", `node ${rank}`);
-  box.all.append(make("div", { class: "about" }, box.title, box.facts), make("div", { class: "devices" }, box.heads, box.tiles));
+  box.all.append(make("div", { class: "about" }, box.title, box.facts), make("div", { class: "devices" }, box.heads, box.tiles, box.others));
   return box;
 }
 
@@ -82,16 +87,27 @@ function updateNode(node, workers) {
     if (box.shown !== text) { box.shown = text; box.heads.replaceChildren(); box.tiles.replaceChildren(summary(node)); }
     return box.all;
   }
-  const columns = Math.max(0, ...workers.flatMap((worker) => worker.devices.map((device) => device + 1)));
-  const heads = JSON.stringify([columns, node.devices]);
+  // All columns of the plan, also those that nobody uses.
+  const heads = JSON.stringify([node.columns, node.devices]);
   if (box.headsShown !== heads) {
     box.headsShown = heads;
-    box.all.style.setProperty("--columns", columns || 4);
-    box.heads.replaceChildren(...Array.from({ length: columns }, (_, place) => make("span", { text: deviceText(place, node.devices[place]) })));
+    box.all.style.setProperty("--columns", node.columns || 1);
+    box.heads.replaceChildren(...Array.from({ length: node.columns }, (_, place) => make("span", { text: deviceText(place, node.devices[place]) })));
   }
-  const made = workers.map((worker) => updateTile(worker, columns));
-  const shown = workers.map((worker) => worker.address).join("\n");
-  if (box.shown !== shown) { box.shown = shown; box.tiles.replaceChildren(...made); }
+  const shown = [node.columns, ...workers.map((worker) => worker.address)].join("\n");
+  const made = workers.map(updateTile);
+  if (box.shown !== shown) {
+    box.shown = shown;
+    const used = new Set(workers.flatMap((worker) => worker.devices));
+    const idle = Array.from({ length: node.columns }, (_, place) => place).filter((place) => !used.has(place)).map((place) => {
+      const cell = make("span", { class: "unused", text: "nobody", "data-place": place, title: `no worker is on device ${place}` });
+      cell.style.gridColumn = `${place + 1}`;
+      return cell;
+    });
+    box.tiles.replaceChildren(...idle, ...made.filter((_, place) => hasDevices(workers[place])));
+    const others = made.filter((_, place) => !hasDevices(workers[place]));
+    box.others.replaceChildren(...(others.length ? [make("small", { text: "on the CPU" })] : []), ...others);
+  }
   return box.all;
 }
 
@@ -115,11 +131,12 @@ function drawMap() {
 let shownComponents = "";
 function drawLegend() {
   const names = [...new Set(page.run.workers.map((worker) => worker.component))];
-  if (names.join("\n") === shownComponents) return;
-  shownComponents = names.join("\n");
+  const key = JSON.stringify([names, page.run.colours]);
+  if (key === shownComponents) return;
+  shownComponents = key;
   byId("legend").replaceChildren(...names.map((name) => {
     const item = make("li", { text: name });
-    item.style.setProperty("--component", componentColour(name));
+    setComponent(item, name);
     return item;
   }));
 }

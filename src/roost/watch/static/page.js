@@ -23,14 +23,29 @@ function drawHead() {
   if (old !== run.notices.join("\n")) byId("notices").replaceChildren(...run.notices.map((notice) => make("p", { text: notice })));
 }
 
+/** What limits the run, in a sentence; a click shows why, and leads to the workers it is about. */
+function drawVerdict() {
+  const found = page.run.verdict;
+  const box = byId("verdict");
+  box.hidden = !found;
+  const key = JSON.stringify(found);
+  if (!found || box.dataset.shown === key) return;
+  box.dataset.shown = key;
+  box.className = ["death", "hang"].includes(found.limit) ? "bad" : "";
+  setText(box.firstElementChild, found.text);
+  box.lastElementChild.replaceChildren(...found.evidence.map((text) => make("li", { text })),
+    ...found.workers.map((address) => make("li", {}, make("button", { type: "button", text: address, on: () => select(address) }))));
+}
+
 /** Fill a table: rows are texts; the section is hidden while there are none. */
 function fillTable(id, rows) {
   byId(id).hidden = !rows.length;
   const body = byId(id).querySelector("tbody");
   const key = JSON.stringify(rows);
+  const heads = [...byId(id).querySelectorAll("thead th")].map((head) => head.textContent);
   if (body.dataset.shown === key) return;
   body.dataset.shown = key;
-  body.replaceChildren(...rows.map((row) => make("tr", {}, make("th", { scope: "row", text: row[0] }), ...row.slice(1).map((text) => make("td", { text })))));
+  body.replaceChildren(...rows.map((row) => make("tr", {}, make("th", { scope: "row", text: row[0] }), ...row.slice(1).map((text, place) => make("td", { text, "data-head": heads[place + 1] })))));
 }
 
 function drawTraffic() {
@@ -59,6 +74,7 @@ function drawEvents() {
 
 function drawAll() {
   drawHead();
+  drawVerdict();
   drawMap();
   drawDetail();
   drawTraffic();

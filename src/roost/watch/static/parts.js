@@ -3,7 +3,7 @@
 
 const byId = (id) => document.getElementById(id);
 const SVG = "http://www.w3.org/2000/svg";
-const COLOURS = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#B8A800", "#808080"];
+const COLOURS = ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999"];
 const MARKS = { busy: "■", waiting: "◔", idle: "·", silent: "?", stuck: "!", asleep: "z", dead: "✕", ended: "–" };
 
 /** What the page shows now; every part reads it, and only page.js changes `run`. */
@@ -57,14 +57,21 @@ const gibibytes = (mebibytes) => (mebibytes / 1024).toFixed(mebibytes < 10240 ? 
 const number = (value) => (value === null || value === undefined ? "–"
   : Math.abs(value) >= 1e5 || (value && Math.abs(value) < 1e-3) ? value.toExponential(2) : String(+value.toPrecision(4)));
 
-/** Give each name a colour, in the order in which they come. */
-function makePalette() {
-  const known = new Map();
-  return (name) => {
-    if (!known.has(name)) known.set(name, COLOURS[known.size % COLOURS.length]);
-    return known.get(name);
-  };
+/** A role has the colour of the plan's picture everywhere, and its methods are shades of it. */
+const isDark = matchMedia("(prefers-color-scheme: dark)");
+const roleColour = (name) => COLOURS[(page.run?.colours[name] ?? 7) % COLOURS.length];
+const SHADES = [[0, 0], [255, 0.45], [0, 0.4], [255, 0.7], [0, 0.65]];
+
+function mix(colour, towards, part) {
+  return `#${[1, 3, 5].map((at) => Math.round(parseInt(colour.slice(at, at + 2), 16) * (1 - part) + towards * part)
+    .toString(16).padStart(2, "0")).join("")}`;
 }
-const componentColour = makePalette();
-const methodColour = makePalette();
+
+const methods = new Map();
+function methodColour(role, method) {
+  if (!methods.has(role)) methods.set(role, []);
+  const known = methods.get(role);
+  if (!known.includes(method)) known.push(method);
+  return mix(roleColour(role), ...SHADES[known.indexOf(method) % SHADES.length]);
+}
 const hasDevices = (worker) => worker.devices.length > 0;
