@@ -1,4 +1,4 @@
-"""verl on Roost: its own tests of `single_controller` that need no GPU, with no change in their files."""
+"""verl on Roost: its own tests of `single_controller` that need no GPU, and a program of its pools."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from roost.testing import LocalNode, local_cluster
+
+JOB = Path(__file__).parent / "verl_job.py"
 # Those that pass on Ray alone where there is no GPU.
 FILES = (
     *("auto_padding_on_cpu", "decorator_on_cpu", "fused_workers_on_cpu", "get_set_dispatch_collect_cpu"),
@@ -32,3 +35,12 @@ def test_their_own_tests_pass(program, verl, name):
     done = program("-m", "pytest", "-q", "-s", "-p", "no:cacheprovider", file, compat="verl", cwd=verl)
     assert " passed" in done.stdout
     assert not {"failed", "skipped"} & set(done.stdout.split())
+
+
+def test_a_program_prints_what_it_prints_on_ray_alone(program):
+    with local_cluster([LocalNode(accelerators=2, cpus=8)] * 2) as local:
+        alone, ours = (program(str(JOB), compat=compat, env=local.environment) for compat in (None, "verl"))
+    assert "roost: stands in for verl.single_controller.ray.base of verl" in ours.stderr
+    printed = alone.stdout.splitlines()
+    assert len(printed) == 15
+    assert ours.stdout.splitlines() == printed

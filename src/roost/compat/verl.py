@@ -113,6 +113,9 @@ def _base() -> Any:
             made._dispatch_info, made._collect_info = dict(self._dispatch_info), dict(self._collect_info)
             return made
 
+    for cls in (RayResourcePool, SubRayResourcePool, RayWorkerGroup):
+        # So that they are pickled by name: code of the main program takes them along into an actor.
+        cls.__qualname__ = cls.__name__
     # verl's own functions find these there.
     module.RayResourcePool, module.SubRayResourcePool = RayResourcePool, SubRayResourcePool
     module.RayWorkerGroup = RayWorkerGroup
