@@ -263,7 +263,7 @@ def test_a_node_that_dies_takes_its_seats_and_the_others_can_be_used():
         *(None, 4, "44", b"44", [], [0, 0], [4.0], [True], [None], [-1], [[4]], {}, {4}, {0: 4}, object(), [10**30]),
         *([5], [0, 0, 0, 0, 1], PlacementError, Performer, ["4"], PackedPlacementStrategy(0, 99)),
     ],
-    ids=repr,
+    ids=lambda seats: repr(seats).partition(" at 0x")[0],
 )
 def test_seats_that_cannot_be_are_refused_by_name(free_cluster, seats):
     with pytest.raises((ConfigError, PlacementError)) as caught:
