@@ -69,9 +69,11 @@ def make_program(folder: Path) -> str:
     # The kernel reads no more of a script's first line than 127 characters, in some versions.
     if len(sys.executable) > 120 or " " in sys.executable:
         return sys.executable
-    # Named like a part of Ray, so that stacks of workers show none of its frames.
+    # Named like a part of Ray, for py-spy too, so that stacks of workers show none of its frames.
     server = folder / "ray" / "_private" / "forks.py"
     server.parent.mkdir(parents=True, mode=0o700)
+    for package in (server.parent, server.parent.parent):
+        (package / "__init__.py").touch()
     server.write_text(Path(__file__).read_text(encoding="utf-8"), encoding="utf-8")
     py_compile.compile(str(server))
     program = folder / "python"

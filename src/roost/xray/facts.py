@@ -78,6 +78,8 @@ class Actor:
     worker: str = ""
     """Ray's id of its process, or nothing before it has one."""
     wants: Amounts = field(default_factory=dict)
+    wants_of_group: Amounts = field(default_factory=dict)
+    """The same within a placement group, as Ray calls it on the nodes of its bundles."""
     holds: Mapping[int, float] = field(default_factory=dict)
     """How much of which accelerators Ray has given to it."""
     told: tuple[int, ...] = ()

@@ -67,6 +67,7 @@ _CREATION = 1
 """Ray's numbers for the state of a task that waits for a node, and for the kind that constructs an actor."""
 _MOST_LOGS, _LOG_LINES, _LOG_BYTES = 16, 8, 2**16
 _MOST_PROCESSES, _LEAST_BYTES = 5, 2**28
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _NOBODY = re.compile("(ff)*")
 
 
@@ -168,7 +169,13 @@ class _Tables:
                 cause = died.formatted_exception_string
             elif context == "actor_died_error_context" and hasattr(died, "reason"):
                 reason = type(died).DESCRIPTOR.fields_by_name["reason"].enum_type.values_by_number[died.reason].name
-        wants = {name: amount for name, amount in entry.required_resources.items() if "_group_" not in name}
+        wants, wants_of_group = {}, {}
+        for full_name, amount in entry.required_resources.items():
+            name, _, rest = full_name.partition("_group_")
+            if rest:
+                wants_of_group[full_name] = amount
+            if name != "bundle" and not rest.count("_"):
+                wants[name] = amount
         rank = str(variables.get("RANK", ""))
         return Actor(
             id=entry.actor_id.hex(),
@@ -181,6 +188,7 @@ class _Tables:
             pid=entry.pid,
             worker=_id(entry.address.worker_id),
             wants=wants,
+            wants_of_group=wants_of_group,
             holds=holds,
             told=tuple(int(word) for word in str(devices).split(",") if word.strip().isdecimal()),
             group=_id(entry.placement_group_id),
@@ -259,7 +267,8 @@ class _Tables:
         """Return the tasks that wait for a node, and since when each actor waits or is constructed."""
         since: dict[str, float] = {}
         found: defaultdict[tuple[str, frozenset[tuple[str, float]], str], list[float]] = defaultdict(list)
-        left = demands - Counter(frozenset(item.wants.items() or [("CPU", 1.0)]) for item in waiting)
+        outside = (item.wants.items() for item in waiting if not item.group)
+        left = demands - Counter(frozenset(wants or [("CPU", 1.0)]) for wants in outside)
         for row in self._read("tasks", self._of.get_task_events):
             entry = self._types.TaskEvents.FromString(row)
             times = dict(entry.state_updates.state_ts_ns)
@@ -420,7 +429,7 @@ class _Sight:
                 asked = {"node_id": actor.node, "pid": actor.pid, "suffix": suffix, "lines": 2 * _LOG_LINES}
                 text, _ = self._ask(f"/api/v0/logs/file?{urllib.parse.urlencode(asked)}")
             # Ray's own marks for its log monitor say nothing.
-            lines = [line for line in text.splitlines() if line.strip() and not line.startswith(":")]
+            lines = [line for line in _COLOUR.sub("", text).splitlines() if line.strip() and line[0] != ":"]
             if lines:
                 return tuple(lines[-_LOG_LINES:])
         return ()
