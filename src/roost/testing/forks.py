@@ -217,9 +217,11 @@ def _serve_cluster(base: socket.socket, wanted: str) -> list[str]:
         _compiled(program)
         for _, command in _fork_each(server, _IDLE_SECONDS) if server is not None else ():
             gc.enable()
-            # Python's own generator has a new seed in every fork; these are as the first process drew them.
+            # Python's own generator has a new seed in every fork; what else is drawn at an import is the same in all.
             if "numpy.random" in sys.modules:
                 sys.modules["numpy.random"].seed()
+            if "torch" in sys.modules:
+                sys.modules["torch"].default_generator.seed()
             if "multiprocessing.process" in sys.modules:
                 sys.modules["multiprocessing.process"].current_process().authkey = os.urandom(32)
             return command

@@ -29,6 +29,7 @@ from roost.config.hardware import accelerator_types
 from roost.deadline import Deadline
 from roost.machine.allowances import find_memory
 from roost.machine.devices import nvidia_devices
+from roost.machine.limits import PY_SPY_SECONDS
 from roost.machine.processes import one_line
 from roost.machine.py_spy import find_py_spy, read_stacks
 from roost.runtime.connect.authentication import find_token
@@ -99,7 +100,7 @@ def gather(address: str | None, timeout: float, *, stacks: bool = False, native:
     actors = sight.find_pids(actors)
     memory = {(node_id, pid): size for node_id, sizes in sight.sizes.items() for pid, size in sizes.items()}
     actors = tuple(replace(item, memory=memory.get((item.node, item.pid), 0)) for item in actors)
-    actors = sight.read_logs(actors)
+    actors = sight.read_logs(actors, deadline)
     read = sight.read_stacks(actors, drivers, native, deadline) if stacks else None
     return redacted(
         Facts(
@@ -410,11 +411,11 @@ class _Sight:
 
         return tuple(map(found, actors))
 
-    def read_logs(self, actors: tuple[Actor, ...]) -> tuple[Actor, ...]:
+    def read_logs(self, actors: tuple[Actor, ...], deadline: Deadline) -> tuple[Actor, ...]:
         """Return the actors, those that are not well with the end of their logs."""
         sick = [item for item in actors if item.worker and item.state != "ALIVE" and item.reason != "RAY_KILL"]
         # The newest deaths tell most.
-        logs = {item.id: self._log(item) for item in sick[-_MOST_LOGS:]}
+        logs = {item.id: () if deadline.is_over else self._log(item) for item in sick[-_MOST_LOGS:]}
         return tuple(replace(item, log=logs[item.id]) if item.id in logs else item for item in actors)
 
     def _log(self, actor: Actor) -> tuple[str, ...]:
@@ -449,10 +450,10 @@ class _Sight:
             id_, (node, pid) = item
             text, why = "", "there was no time left"
             if node in self._here and not deadline.is_over:
-                text, why = read_stacks(pid, native=native)
+                text, why = read_stacks(pid, native=native, seconds=min(PY_SPY_SECONDS, deadline.left))
             elif self._url and not deadline.is_over:
                 query = urllib.parse.urlencode({"node_id": node, "pid": pid, "native": int(native)})
-                text, why = self._ask(f"/worker/traceback?{query}", STACK_SECONDS)
+                text, why = self._ask(f"/worker/traceback?{query}", min(STACK_SECONDS, deadline.left))
             if "Thread " in text:
                 return Stack(id=id_, place=place_of(text), text=text)
             failures[why] += 1
