@@ -160,6 +160,28 @@ slow = Slow.options(name="slow").remote()
     assert [item["place"][:10] for item in found["whole"]["stacks"] if "load" in item["place"]] == ["Slow.load "]
 
 
+def test_gpus_are_called_what_the_node_was_started_with(roost, driver, monkeypatch):
+    code = """
+@ray.remote(num_gpus=1, num_cpus=0)
+class Owner:
+    def ids(self): return ray.get_gpu_ids()
+owners = [Owner.options(name=f"owner_{index}").remote() for index in range(2)]
+told = {"CUDA_VISIBLE_DEVICES": "0", "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}
+judge = Owner.options(name="judge", num_gpus=0, runtime_env={"env_vars": told}).remote()
+ray.get([item.__ray_ready__.remote() for item in (*owners, judge)])
+print(*sorted(int(one) for some in ray.get([item.ids.remote() for item in owners]) for one in some), flush=True)
+"""
+    with LocalCluster([LocalNode(accelerators=2, cpus=2, env={"CUDA_VISIBLE_DEVICES": "4,6"})]) as local:
+        for name, value in local.environment.items():
+            monkeypatch.setenv(name, value)
+        assert driver(BEGIN + code + END, local).line() == "4 6"
+        _, out, _ = roost("xray", local.address, "--format", "json")
+        found = json.loads(out)
+    assert sorted(key for item in found["actors"] for key in item["holds"]) == ["4", "6"]
+    assert [item["ids"] for item in found["nodes"]] == [[4, 6]]
+    assert found["findings"] == [], "the one that is told to use GPU 0 shares it with nobody"
+
+
 def test_a_dashboard_that_hangs_is_asked_for_no_log_after_the_time_is_up():
     asked = []
 

@@ -27,6 +27,7 @@ import psutil
 
 from roost.config.hardware import accelerator_types
 from roost.deadline import Deadline
+from roost.errors import CheckFailed
 from roost.machine.allowances import find_memory
 from roost.machine.devices import nvidia_devices
 from roost.machine.limits import PY_SPY_SECONDS
@@ -37,6 +38,7 @@ from roost.runtime.connect.connection import locate
 from roost.runtime.connect.find_head import list_raylets
 from roost.runtime.connect.head import Head, within
 from roost.runtime.limits import ASK_SECONDS
+from roost.runtime.nodes.accelerators import node_accelerators
 from roost.runtime.nodes.ray_state import read_jobs
 from roost.text import error_text, plural
 from roost.xray.facts import (
@@ -97,6 +99,14 @@ def gather(address: str | None, timeout: float, *, stacks: bool = False, native:
     unknown: list[str] = []
     sight = _Sight(tables, nodes, unknown)
     nodes = sight.measure(nodes, deadline)
+    # Ray counts the accelerators of each node from 0; the actors' own settings and the vendor's library do not.
+    ids = {item.id: dict(enumerate(item.ids)) for item in nodes if item.ids}
+    actors = tuple(
+        replace(item, holds={ids[item.node].get(index, index): share for index, share in item.holds.items()})
+        if item.node in ids
+        else item
+        for item in actors
+    )
     actors = sight.find_pids(actors)
     memory = {(node_id, pid): size for node_id, sizes in sight.sizes.items() for pid, size in sizes.items()}
     actors = tuple(replace(item, memory=memory.get((item.node, item.pid), 0)) for item in actors)
@@ -305,10 +315,16 @@ class _Sight:
         here = {(item.flag("raylet_socket_name"), item.flag("node_ip_address")): item for item in list_raylets()}
         self._here: dict[str, Path] = {}
         """The nodes of this machine, and the folders of their logs."""
+        self._devices: dict[str, list[str]] = {}
+        """What their accelerators are called."""
         for node in nodes:
             raylet = here.get((tables.sockets[node.id], node.address))
             if raylet is not None and not node.died:
                 self._here[node.id] = Path(raylet.flag("session_dir")) / "logs"
+                with contextlib.suppress(psutil.Error, CheckFailed):
+                    environment = psutil.Process(raylet.pid).environ()
+                    found = node_accelerators(node.total, environment, (), str(node))
+                    self._devices[node.id] = [item.device for item in found]
         self._url = ""
         far = [node for node in nodes if node.id not in self._here and not node.died]
         at = tables.value("dashboard", "dashboard")
@@ -364,7 +380,12 @@ class _Sight:
             if node.id in self._here:
                 self.sizes[node.id] = sizes
                 used = (space.total - space.free, space.total)
-                return replace(node, memory=used, gpus=gpus or None, processes=largest)
+                devices = self._devices.get(node.id, [])
+                ids = tuple(int(item) for item in devices if item.isdecimal())
+                # Which of the devices are the node's is not known where they are called otherwise.
+                seen = tuple(gpu for gpu in gpus if gpu.index in ids) if len(ids) == len(devices) else ()
+                ids = ids if ids != tuple(range(len(devices))) and len(ids) == len(devices) else ()
+                return replace(node, memory=used, gpus=seen or None, ids=ids, processes=largest)
             if node.died or not self._url or deadline.is_over:
                 return node
             return self._measure_far(node)
@@ -397,7 +418,9 @@ class _Sight:
         self.sizes[node.id] = sizes
         largest = sorted(sizes, key=lambda pid: -sizes[pid])[:_MOST_PROCESSES]
         processes = tuple(Process(pid=pid, memory=sizes[pid], command=one_line(commands[pid], 120)) for pid in largest)
-        return replace(node, memory=(int(total - free), int(total)), gpus=gpus or None, processes=processes)
+        # Of a machine with more GPUs than the node has, nobody says which are the node's.
+        measured = gpus if len(gpus) == node.total.get("GPU", 0) else None
+        return replace(node, memory=(int(total - free), int(total)), gpus=measured or None, processes=processes)
 
     def find_pids(self, actors: tuple[Actor, ...]) -> tuple[Actor, ...]:
         """Return the actors, with the processes whose constructors run: the head does not know their pids yet."""
