@@ -131,7 +131,12 @@ def _waits(
     verb = "wait" if re.match(r"\d+ \w+s ", who) else "waits"
     waits = f"{who} {verb}{_for(facts, since)}"
     if shortage is None:
-        seen = f"{waits}, although there is room for it now: Ray places it soon, or starts its process"
+        wants_gpu = any(accelerators() & bundle.wants.keys() for bundle in bundles)
+        # Ray's sums do not say that 1 GPU is left as two halves.
+        is_shared = wants_gpu and any(share % 1 for item in facts.actors for share in item.holds.values())
+        soon = "Ray places it soon, or starts its process"
+        then = "in sum, and perhaps on no single GPU: some are shared" if is_shared else soon
+        seen = f"{waits}, although there is room for it now: {then}"
         return Finding(level=NOTE, about=about, text=seen)
     wanted = amounts_text(shortage.wants)
     fit: tuple[str, ...] = ()

@@ -146,6 +146,14 @@ def test_what_has_room_now_is_no_problem():
     assert only(cluster(groups=(group(Bundle(wants={"CPU": 1})),))).level == "note"
 
 
+def test_gpus_that_are_left_in_halves_may_be_no_room():
+    halves = tuple(actor(f"h{index}", holds={index: 0.5}, wants={"GPU": 0.5}) for index in range(2))
+    late = actor("late", state="PENDING_CREATION", worker="", node="", wants={"GPU": 1})
+    facts = cluster(nodes=(node("a", gpus=2, free={"GPU": 1}),), actors=(*halves, late))
+    assert only(facts).text.endswith("room for it now: in sum, and perhaps on no single GPU: some are shared")
+    assert only(replace(facts, actors=(late,))).text.endswith("Ray places it soon, or starts its process")
+
+
 @pytest.mark.parametrize(
     ("reason", "cause", "log", "text"),
     [
