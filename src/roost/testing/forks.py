@@ -98,11 +98,13 @@ def ask(python: str, server: str, folder: str) -> NoReturn:
     words = sys.argv[1:]
     if os.path.basename(words[0]) == _PROGRAM:
         # Whatever fails, the worker starts.
+        why = "the process that was to fork it ended, or did not answer"
         try:
             if _is_forked(words, python, server, folder):
                 os._exit(0)
-        except OSError:
-            pass
+        except OSError as error:
+            why = str(error)
+        print(f"roost: a worker starts from scratch: {why}", file=sys.stderr, flush=True)
     os.execv(python, [python, *words])  # noqa: S606 - the interpreter that the raylet meant
 
 

@@ -82,7 +82,8 @@ def start(tmp_path: Path) -> Iterator[Start]:
             before = len(output.read_text(encoding="utf-8").splitlines())
             command = [str(program), str(tmp_path / "default_worker.py"), str(output)]
             # The first of a cluster stays.
-            subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL).returncode = 0
+            with open(tmp_path / "errors", "a", encoding="utf-8") as errors:
+                subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=errors).returncode = 0
             wait_until(lambda: len(output.read_text(encoding="utf-8").splitlines()) > before, "the worker starts")
             return output.read_text(encoding="utf-8").splitlines()
 
@@ -106,6 +107,8 @@ def test_a_module_that_ends_or_hangs_what_forks_workers_costs_only_time(tmp_path
     forks.set_wanted(tmp_path / "warm", ("module",))
     with impatient(tmp_path):
         assert start()[0].startswith("plain")
+    said = (tmp_path / "errors").read_text(encoding="utf-8")
+    assert said.startswith("roost: a worker starts from scratch: the process that was to fork it ended")
 
 
 def test_one_worker_waits_for_a_server_that_hangs_and_is_not_forked_later(tmp_path, start):
