@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import itertools
 import os
 import signal
@@ -51,6 +52,9 @@ class Performer(Worker):
 
     def has_loaded(self, *names: str) -> list[str]:
         return [name for name in names if name in sys.modules]
+
+    def torch_seed(self) -> int:
+        return int(importlib.import_module("torch").initial_seed())
 
     def hang_here(self) -> None:
         time.sleep(3600)

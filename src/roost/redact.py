@@ -33,7 +33,10 @@ _HARMLESS = re.compile(r"(true|false|yes|no|none|null|auto|[01]|\*\*\*|\$\w+|\$\
 """Values that are no secrets whatever their name is: switches, and references to variables."""
 _NUMBER = re.compile(r"[+-]?\d{1,12}(\.\d*)?(e[+-]?\d+)?", re.IGNORECASE)
 _QUOTED = r"\"(?:[^\"\\]|\\.)*\"|'[^']*'|(?:Bearer|Basic)\s+[^\s\"',;]+"
-_SETTING = re.compile(rf"(?P<name>[\w.-]+)(?P<sep>[\"']\s*:\s*|:\s+|\s*=\s*)(?P<value>{_QUOTED}|[^\s\"',;&}}\]]+)")
+# Only where a word begins: from each of its letters, a long one would take minutes.
+_SETTING = re.compile(
+    rf"(?<![\w.-])(?P<name>[\w.-]+)(?P<sep>[\"']\s*:\s*|:\s+|\s*=\s*)(?P<value>{_QUOTED}|[^\s\"',;&}}\]]+)"
+)
 _FLAG = re.compile(rf"(?<!\S)(?P<name>--?[A-Za-z][\w.-]*)(?P<sep>\s+)(?!-)(?P<value>{_QUOTED}|\S+)")
 _URL_USER = re.compile(r"(?<=://)([^\s/@]+|[^\s/@]*:[^\s@]*)@")
 

@@ -155,6 +155,13 @@ def test_workers_share_the_import_of_what_is_preloaded_and_the_log_says_what_is_
     assert "roost: workers is not preloaded: it is not an installed package" in said
 
 
+@pytest.mark.wants("torch")
+def test_workers_that_share_an_import_draw_other_random_numbers(small_cluster):
+    pytest.importorskip("torch")
+    with Performer.create_group().launch(small_cluster, NodePlacementStrategy([0, 0]), name="pair") as group:
+        assert len({*group.torch_seed().wait(60)}) == 2
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_workers_start_although_what_forks_them_was_ended(small_cluster, number):
     with Performer.create_group().launch(small_cluster, NodePlacementStrategy([0]), name="first") as group:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+import threading
 import zipfile
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from roost.deadline import Deadline
 from roost.testing import LocalCluster, LocalNode
+from roost.xray.facts import Actor, Node
+from roost.xray.gather import _Sight
 from waiting import stopped, wait_until
 
 Look = Callable[..., dict[str, Any]]
@@ -105,6 +111,38 @@ calls = [score.remote(), score.remote(), impossible.remote()]
     assert look("2 tasks score wait", "owner_0-1")["level"] == "note"
     gpus = {item["name"]: item["holds"] for item in found["whole"]["actors"] if item["state"] == "ALIVE"}
     assert gpus["owner_0"].keys() == {"0", "1", "2", "3"}
+    found = look("actor late", flags=("--stacks",))
+    owners = [item["id"] for item in found["whole"]["actors"] if item["state"] == "ALIVE"]
+    assert [item["place"] for item in found["whole"]["stacks"] if item["id"] in owners] == ["no call"] * 2
+
+
+def test_an_actor_whose_bundle_another_one_has(look, cluster, driver):
+    code = """
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+group = placement_group([{"GPU": 1}, {"GPU": 1}], name="pair")
+ray.get(group.ready())
+@ray.remote(num_gpus=1, num_cpus=0)
+class Member: pass
+inside = PlacementGroupSchedulingStrategy(group, 0)
+members = [Member.options(name=name, scheduling_strategy=inside).remote() for name in ("first", "second")]
+ray.get(members[0].__ray_ready__.remote())
+"""
+    assert driver(BEGIN + code + END, cluster).line() == "ready"
+    found = look("actor second waits for ", "for placement group 'pair', which has no bundle with 1 GPU left")
+    assert (found["level"], found["evidence"]) == ("problem", ["in it: first"])
+
+
+def test_a_constructor_without_memory_on_its_gpu(look, cluster, driver):
+    code = """
+@ray.remote(num_cpus=0)
+class Model:
+    def __init__(self):
+        raise RuntimeError("CUDA out of memory. Tried to allocate 2 GiB")
+model = Model.options(name="model").remote()
+"""
+    assert driver(BEGIN + code + END, cluster).line() == "ready"
+    found = look("actor model is dead", "RuntimeError: CUDA out of memory. Tried to allocate 2 GiB")
+    assert found["text"] == "actor model is dead: the constructor raised an exception"
 
 
 def test_a_constructor_that_hangs(look, cluster, driver):
@@ -120,6 +158,53 @@ slow = Slow.options(name="slow").remote()
     assert driver(BEGIN + code + END, cluster).line() == "ready"
     found = look("actor slow runs its constructor for ", "loading weights", flags=("--stacks",))
     assert [item["place"][:10] for item in found["whole"]["stacks"] if "load" in item["place"]] == ["Slow.load "]
+
+
+def test_gpus_are_called_what_the_node_was_started_with(roost, driver, monkeypatch):
+    code = """
+@ray.remote(num_gpus=1, num_cpus=0)
+class Owner:
+    def ids(self): return ray.get_gpu_ids()
+owners = [Owner.options(name=f"owner_{index}").remote() for index in range(2)]
+told = {"CUDA_VISIBLE_DEVICES": "0", "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}
+judge = Owner.options(name="judge", num_gpus=0, runtime_env={"env_vars": told}).remote()
+ray.get([item.__ray_ready__.remote() for item in (*owners, judge)])
+print(*sorted(int(one) for some in ray.get([item.ids.remote() for item in owners]) for one in some), flush=True)
+"""
+    with LocalCluster([LocalNode(accelerators=2, cpus=2, env={"CUDA_VISIBLE_DEVICES": "4,6"})]) as local:
+        for name, value in local.environment.items():
+            monkeypatch.setenv(name, value)
+        assert driver(BEGIN + code + END, local).line() == "4 6"
+        _, out, _ = roost("xray", local.address, "--format", "json")
+        found = json.loads(out)
+    assert sorted(key for item in found["actors"] for key in item["holds"]) == ["4", "6"]
+    assert [item["ids"] for item in found["nodes"]] == [[4, 6]]
+    assert found["findings"] == [], "the one that is told to use GPU 0 shares it with nobody"
+
+
+def test_a_dashboard_that_hangs_is_asked_for_no_log_after_the_time_is_up():
+    asked = []
+
+    class Dashboard(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b":")
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Dashboard) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        tables = SimpleNamespace(sockets={"far": ""}, value=lambda *_: f"127.0.0.1:{server.server_address[1]}")
+        sight = _Sight(tables, [Node(id="far", address="192.0.2.9")], [])
+        dead = Actor(id="a", class_name="A", job="01", state="DEAD", node="far", pid=7, worker="w")
+        assert sight.read_logs((dead,), Deadline.after(0)) == (dead,)
+        assert asked == ["/api/version"]
+        assert sight.read_logs((dead,), Deadline.after(60)) == (dead,)
+        assert len(asked) == 3, "what it printed as an error, and the rest"
+        server.shutdown()
 
 
 def test_two_actors_on_one_gpu(look, cluster, driver):

@@ -18,8 +18,8 @@ def find_py_spy() -> str | None:
     return shutil.which("py-spy", path=sysconfig.get_path("scripts")) or shutil.which("py-spy")
 
 
-def read_stacks(pid: int, *, native: bool = False) -> tuple[str, str]:
-    """Return the stacks of all threads of a process, or nothing and why there are none.
+def read_stacks(pid: int, *, native: bool = False, seconds: float = PY_SPY_SECONDS) -> tuple[str, str]:
+    """Return the stacks of all threads of a process, or nothing and why there are none; py-spy has so many seconds.
 
     With `native`, with the frames of native code; py-spy then stops the process for some milliseconds.
     """
@@ -30,7 +30,7 @@ def read_stacks(pid: int, *, native: bool = False) -> tuple[str, str]:
     why = ""
     for _ in range(_TRIES):
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=PY_SPY_SECONDS, check=False)  # noqa: S603 - a number
+            done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)  # noqa: S603 - a number
         except (OSError, subprocess.SubprocessError) as error:
             return "", f"py-spy: {error}"
         if done.returncode == 0:

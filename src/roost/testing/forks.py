@@ -57,6 +57,7 @@ FOLDER = "warm"
 _WANTED = "wanted"
 _IDLE_SECONDS = 5.0
 _ANSWER_SECONDS = 30.0
+_READ_SECONDS = 5.0
 _PRELOAD_SECONDS = 60
 
 
@@ -68,9 +69,11 @@ def make_program(folder: Path) -> str:
     # The kernel reads no more of a script's first line than 127 characters, in some versions.
     if len(sys.executable) > 120 or " " in sys.executable:
         return sys.executable
-    # Named like a part of Ray, so that stacks of workers show none of its frames.
+    # Named like a part of Ray, for py-spy too, so that stacks of workers show none of its frames.
     server = folder / "ray" / "_private" / "forks.py"
     server.parent.mkdir(parents=True, mode=0o700)
+    for package in (server.parent, server.parent.parent):
+        (package / "__init__.py").touch()
     server.write_text(Path(__file__).read_text(encoding="utf-8"), encoding="utf-8")
     py_compile.compile(str(server))
     program = folder / "python"
@@ -91,33 +94,53 @@ def set_wanted(folder: Path, modules: tuple[str, ...]) -> None:
 
 
 def ask(python: str, server: str, folder: str) -> NoReturn:
-    """Have a server fork the worker that the raylet asked this process to be, and start the server if need be."""
-    import zlib
-
+    """Have a server fork the worker that the raylet asked this process to be, or be that worker."""
     words = sys.argv[1:]
     if os.path.basename(words[0]) == _PROGRAM:
-        own = [os.environ.get(name, "") for name in _OWN]
-        wanted = _read_wanted(folder)
-        listener = _connect(f"{folder}/{zlib.crc32(' '.join([*own, *wanted]).encode()):x}", words)
-        if listener is not None:
-            shared = sorted(f"{name}={value}" for name, value in os.environ.items() if name not in _OWN)
-            key = "\0".join([*wanted, *shared, *(word for word in words if word.startswith(_CLUSTER))])
-            base = _connect(f"{folder}/{zlib.crc32(key.encode()):x}", [*own, *words], listener)
-            if base is not None:
-                child = os.fork()
-                if child:
-                    # Otherwise workers would connect to a server that has ended, and wait until this process ends.
-                    base.close()
-                    listener.close()
-                    # Stay, so that the base and all its workers descend from the raylet.
-                    os.waitpid(child, 0)
-                    os._exit(0)
-                # A raylet may kill the process group of a worker that ended, and this process was to be one.
-                os.setpgrp()
-                for opened in (base, listener):
-                    os.set_inheritable(opened.fileno(), True)
-                words = [server, _SERVE, str(base.fileno()), str(listener.fileno()), " ".join(wanted), *own, *words]
+        # Whatever fails, the worker starts.
+        why = "the process that was to fork it ended, or did not answer"
+        try:
+            if _is_forked(words, python, server, folder):
+                os._exit(0)
+        except OSError as error:
+            why = str(error)
+        print(f"roost: a worker starts from scratch: {why}", file=sys.stderr, flush=True)
     os.execv(python, [python, *words])  # noqa: S606 - the interpreter that the raylet meant
+
+
+def _is_forked(words: list[str], python: str, server: str, folder: str) -> bool:
+    """Whether a server has forked the worker; it is started if need be."""
+    import zlib
+
+    own = [os.environ.get(name, "") for name in _OWN]
+    wanted = _read_wanted(folder)
+    path = f"{folder}/{zlib.crc32(' '.join([*own, *wanted]).encode()):x}"
+    listener = _connect(path, words)
+    if isinstance(listener, bool):
+        return listener
+    shared = sorted(f"{name}={value}" for name, value in os.environ.items() if name not in _OWN)
+    key = "\0".join([*wanted, *shared, *(word for word in words if word.startswith(_CLUSTER))])
+    base_path, request = f"{folder}/{zlib.crc32(key.encode()):x}", [*own, words[0]]
+    base = _connect(base_path, request, listener)
+    if not isinstance(base, bool):
+        if not os.fork():
+            # A raylet may kill the process group of a worker that ended, and this process was to be one.
+            os.setpgrp()
+            os.set_inheritable(base.fileno(), True)
+            os.execv(python, [python, server, _SERVE, str(base.fileno()), " ".join(wanted)])  # noqa: S606 - this program
+        # Otherwise workers would connect to a base that has ended, and wait until this process ends.
+        base.close()
+        if os.fork():
+            listener.close()
+            # Stay, so that the base and all its workers descend from the raylet.
+            os.wait()
+            os.wait()
+            os._exit(0)
+        os.setpgrp()
+        base = _connect(base_path, request, listener)
+    # The same holds for a server.
+    listener.close()
+    return base is True and _connect(path, words) is True
 
 
 def _read_wanted(folder: str) -> list[str]:
@@ -128,13 +151,18 @@ def _read_wanted(folder: str) -> list[str]:
         return []
 
 
-def _connect(path: str, words: list[str], handed: _socket.socket | None = None) -> _socket.socket | None:
-    """Send a command, and a socket, to the process that listens there, and end; returns a listener if there is none."""
+def _connect(path: str, words: list[str], handed: _socket.socket | None = None) -> _socket.socket | bool:
+    """Send words, and a socket, to the process that listens there; returns whether it did what they ask for.
+
+    If none listens there, returns a socket that does.
+    """
     import fcntl
 
     with open(f"{path}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         connection = _socket.socket(_socket.AF_UNIX)
+        # One that is stopped, and has too many clients already, is as good as none.
+        connection.settimeout(_ANSWER_SECONDS)
         try:
             connection.connect(path)
         except OSError:
@@ -145,22 +173,24 @@ def _connect(path: str, words: list[str], handed: _socket.socket | None = None) 
             listener.bind(path)
             listener.listen(128)
             return listener
-    connection.settimeout(_ANSWER_SECONDS)
+        node = os.stat(path).st_ino
     descriptors = b"" if handed is None else handed.fileno().to_bytes(4, sys.byteorder)
     rights = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, descriptors)] if descriptors else []
     try:
         connection.sendmsg([b"."], rights)
         connection.sendall("\0".join(words).encode() + b"\n")
-        if connection.recv(1):
-            os._exit(0)
+        return bool(connection.recv(1))
     except OSError:
-        pass
-    connection.close()
-    return None
+        # Others do not wait for a server that hangs: they start a new one. A base may be at a long import.
+        if handed is None and os.stat(path).st_ino == node:
+            os.unlink(path)
+        return False
+    finally:
+        connection.close()
 
 
-def _serve_cluster(base: socket.socket, listener: socket.socket, wanted: str, words: list[str]) -> list[str]:
-    """Fork a server for every request, the first being `words`; returns, in a worker, what it was asked to run."""
+def _serve_cluster(base: socket.socket, wanted: str) -> list[str]:
+    """Fork a server for every job and node that asks, each of which forks workers; returns a worker's command."""
     import contextlib
     import gc
     import importlib
@@ -176,22 +206,26 @@ def _serve_cluster(base: socket.socket, listener: socket.socket, wanted: str, wo
             print(f"roost: {name} is not preloaded: {problem}", file=sys.stderr, flush=True)
             # Begin again without it: what it started stays in this process.
             others = " ".join(other for other in wanted.split() if other != name)
-            arguments = [__file__, _SERVE, str(base.fileno()), str(listener.fileno()), others, *words]
+            arguments = [__file__, _SERVE, str(base.fileno()), others]
             os.execve(sys.executable, [sys.executable, *arguments], environment)  # noqa: S606 - this program
-    _compiled(words[len(_OWN)])
-    for server, request in _fork_each(base, (listener, words), _IDLE_SECONDS * 6):
+    for server, request in _fork_each(base, _IDLE_SECONDS * 6):
         os.environ.update(zip(_OWN, request, strict=False))
-        words = request[len(_OWN) :]
-        sys.path[0] = os.path.dirname(words[0])
+        program = request[len(_OWN)]
+        sys.path[0] = os.path.dirname(program)
         for name in PRELOADED:
             # A worker that needs it finds out, and reports it better.
             with contextlib.suppress(Exception):
                 importlib.import_module(name)
-        for _, command in _fork_each(server, (None, words), _IDLE_SECONDS) if server is not None else ():
+        _compiled(program)
+        for _, command in _fork_each(server, _IDLE_SECONDS) if server is not None else ():
             gc.enable()
+            # Python's own generator has a new seed in every fork; what else is drawn at an import is the same in all.
             if "numpy.random" in sys.modules:
-                # Python's own generator has a new seed in every fork, and this one has not.
                 sys.modules["numpy.random"].seed()
+            if "torch" in sys.modules:
+                sys.modules["torch"].default_generator.seed()
+            if "multiprocessing.process" in sys.modules:
+                sys.modules["multiprocessing.process"].current_process().authkey = os.urandom(32)
             return command
     raise AssertionError("a child returns its command")
 
@@ -232,9 +266,7 @@ def _preload(name: str, environment: Mapping[str, str]) -> str:
     return ""
 
 
-def _fork_each(
-    listener: socket.socket, first: tuple[socket.socket | None, list[str]], idle_seconds: float
-) -> Iterator[tuple[socket.socket | None, list[str]]]:
+def _fork_each(listener: socket.socket, idle_seconds: float) -> Iterator[tuple[socket.socket | None, list[str]]]:
     """Fork a child for every request, and yield it there; the process itself ends with its raylet, or when idle."""
     import contextlib
     import gc
@@ -250,30 +282,7 @@ def _fork_each(
     signal.signal(signal.SIGCHLD, lambda *_: None)
     raylet = int(os.environ.get("RAY_RAYLET_PID") or os.getpid())
     children, alone_since = 0, time.monotonic()
-    connection: socket.socket | None = None
-    handed, words = first
     while True:
-        if words:
-            if os.fork() == 0:
-                os.setpgrp()
-                signal.set_wakeup_fd(-1)
-                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                os.close(woken)
-                os.close(waker)
-                listener.close()
-                if connection is not None:
-                    connection.close()
-                yield handed, words
-                return
-            children += 1
-            words = []
-        if handed is not None:
-            handed.close()
-            handed = None
-        if connection is not None:
-            with connection, contextlib.suppress(OSError):
-                connection.sendall(b".")
-            connection = None
         ready, _, _ = select.select([listener.fileno(), woken], [], [], 1.0)
         if woken in ready:
             os.read(woken, 4096)
@@ -282,20 +291,41 @@ def _fork_each(
             alone_since = time.monotonic()
         if listener.fileno() in ready:
             connection, _ = listener.accept()
-            handed, words = _read(connection)
+            # A client that hears nothing, as where there is no memory for a fork, starts its worker itself.
+            with connection, contextlib.suppress(OSError):
+                handed, words = _read(connection)
+                if words and os.fork() == 0:
+                    os.setpgrp()
+                    signal.set_wakeup_fd(-1)
+                    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                    os.close(woken)
+                    os.close(waker)
+                    listener.close()
+                    connection.close()
+                    break
+                if handed is not None:
+                    handed.close()
+                if words:
+                    children += 1
+                    connection.sendall(b".")
         elif (not children and time.monotonic() > alone_since + idle_seconds) or not _is_alive(raylet):
             os._exit(0)
+    yield handed, words
 
 
 def _read(connection: socket.socket) -> tuple[socket.socket | None, list[str]]:
-    """The socket and the command of a client, or nothing where the client is gone."""
+    """The socket and the words of a client, or no words where it is gone."""
+    import select
     import socket
 
+    connection.settimeout(_READ_SECONDS)
     _, descriptors, _, _ = socket.recv_fds(connection, 1, 1)
     handed = socket.socket(fileno=descriptors[0]) if descriptors else None
     with connection.makefile("rb") as file:
         line = file.readline()
-    return handed, line[:-1].decode().split("\0") if line.endswith(b"\n") else []
+    # A client says no more, so that there is something to read only if it waited for too long and is gone.
+    is_gone = not line.endswith(b"\n") or bool(select.select([connection], [], [], 0)[0])
+    return handed, [] if is_gone else line[:-1].decode().split("\0")
 
 
 def _is_alive(pid: int) -> bool:
@@ -329,6 +359,5 @@ _codes: dict[str, types.CodeType] = {}
 if __name__ == "__main__" and sys.argv[1:2] == [_SERVE]:
     import socket
 
-    _base, _listener = (socket.socket(fileno=int(word)) for word in sys.argv[2:4])
-    sys.argv = _serve_cluster(_base, _listener, sys.argv[4], sys.argv[5:])
+    sys.argv = _serve_cluster(socket.socket(fileno=int(sys.argv[2])), sys.argv[3])
     run(sys.argv[0])

@@ -54,6 +54,8 @@ class Node:
     """In use, and all; None if nothing on the node could be asked."""
     gpus: tuple[Gpu, ...] | None = None
     """None if no library could be asked, as where accelerators are simulated."""
+    ids: tuple[int, ...] = ()
+    """What the accelerators are called, if the node was started with some of its machine's only."""
     processes: tuple[Process, ...] = ()
     """The largest, the largest first."""
 
@@ -78,8 +80,10 @@ class Actor:
     worker: str = ""
     """Ray's id of its process, or nothing before it has one."""
     wants: Amounts = field(default_factory=dict)
+    wants_of_group: Amounts = field(default_factory=dict)
+    """The same within a placement group, as Ray calls it on the nodes of its bundles."""
     holds: Mapping[int, float] = field(default_factory=dict)
-    """How much of which accelerators Ray has given to it."""
+    """How much of which accelerators Ray has given to it, by the node's names for them."""
     told: tuple[int, ...] = ()
     """The accelerators that its runtime environment tells it to use, whatever Ray has given to it."""
     group: str = ""

@@ -27,8 +27,10 @@ import psutil
 
 from roost.config.hardware import accelerator_types
 from roost.deadline import Deadline
+from roost.errors import CheckFailed
 from roost.machine.allowances import find_memory
 from roost.machine.devices import nvidia_devices
+from roost.machine.limits import PY_SPY_SECONDS
 from roost.machine.processes import one_line
 from roost.machine.py_spy import find_py_spy, read_stacks
 from roost.runtime.connect.authentication import find_token
@@ -36,6 +38,7 @@ from roost.runtime.connect.connection import locate
 from roost.runtime.connect.find_head import list_raylets
 from roost.runtime.connect.head import Head, within
 from roost.runtime.limits import ASK_SECONDS
+from roost.runtime.nodes.accelerators import node_accelerators
 from roost.runtime.nodes.ray_state import read_jobs
 from roost.text import error_text, plural
 from roost.xray.facts import (
@@ -67,6 +70,7 @@ _CREATION = 1
 """Ray's numbers for the state of a task that waits for a node, and for the kind that constructs an actor."""
 _MOST_LOGS, _LOG_LINES, _LOG_BYTES = 16, 8, 2**16
 _MOST_PROCESSES, _LEAST_BYTES = 5, 2**28
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _NOBODY = re.compile("(ff)*")
 
 
@@ -95,10 +99,18 @@ def gather(address: str | None, timeout: float, *, stacks: bool = False, native:
     unknown: list[str] = []
     sight = _Sight(tables, nodes, unknown)
     nodes = sight.measure(nodes, deadline)
+    # Ray counts the accelerators of each node from 0; the actors' own settings and the vendor's library do not.
+    ids = {item.id: dict(enumerate(item.ids)) for item in nodes if item.ids}
+    actors = tuple(
+        replace(item, holds={ids[item.node].get(index, index): share for index, share in item.holds.items()})
+        if item.node in ids
+        else item
+        for item in actors
+    )
     actors = sight.find_pids(actors)
     memory = {(node_id, pid): size for node_id, sizes in sight.sizes.items() for pid, size in sizes.items()}
     actors = tuple(replace(item, memory=memory.get((item.node, item.pid), 0)) for item in actors)
-    actors = sight.read_logs(actors)
+    actors = sight.read_logs(actors, deadline)
     read = sight.read_stacks(actors, drivers, native, deadline) if stacks else None
     return redacted(
         Facts(
@@ -168,7 +180,13 @@ class _Tables:
                 cause = died.formatted_exception_string
             elif context == "actor_died_error_context" and hasattr(died, "reason"):
                 reason = type(died).DESCRIPTOR.fields_by_name["reason"].enum_type.values_by_number[died.reason].name
-        wants = {name: amount for name, amount in entry.required_resources.items() if "_group_" not in name}
+        wants, wants_of_group = {}, {}
+        for full_name, amount in entry.required_resources.items():
+            name, _, rest = full_name.partition("_group_")
+            if rest:
+                wants_of_group[full_name] = amount
+            if name != "bundle" and not rest.count("_"):
+                wants[name] = amount
         rank = str(variables.get("RANK", ""))
         return Actor(
             id=entry.actor_id.hex(),
@@ -181,6 +199,7 @@ class _Tables:
             pid=entry.pid,
             worker=_id(entry.address.worker_id),
             wants=wants,
+            wants_of_group=wants_of_group,
             holds=holds,
             told=tuple(int(word) for word in str(devices).split(",") if word.strip().isdecimal()),
             group=_id(entry.placement_group_id),
@@ -259,7 +278,8 @@ class _Tables:
         """Return the tasks that wait for a node, and since when each actor waits or is constructed."""
         since: dict[str, float] = {}
         found: defaultdict[tuple[str, frozenset[tuple[str, float]], str], list[float]] = defaultdict(list)
-        left = demands - Counter(frozenset(item.wants.items() or [("CPU", 1.0)]) for item in waiting)
+        outside = (item.wants.items() for item in waiting if not item.group)
+        left = demands - Counter(frozenset(wants or [("CPU", 1.0)]) for wants in outside)
         for row in self._read("tasks", self._of.get_task_events):
             entry = self._types.TaskEvents.FromString(row)
             times = dict(entry.state_updates.state_ts_ns)
@@ -295,10 +315,16 @@ class _Sight:
         here = {(item.flag("raylet_socket_name"), item.flag("node_ip_address")): item for item in list_raylets()}
         self._here: dict[str, Path] = {}
         """The nodes of this machine, and the folders of their logs."""
+        self._devices: dict[str, list[str]] = {}
+        """What their accelerators are called."""
         for node in nodes:
             raylet = here.get((tables.sockets[node.id], node.address))
             if raylet is not None and not node.died:
                 self._here[node.id] = Path(raylet.flag("session_dir")) / "logs"
+                with contextlib.suppress(psutil.Error, CheckFailed):
+                    environment = psutil.Process(raylet.pid).environ()
+                    found = node_accelerators(node.total, environment, (), str(node))
+                    self._devices[node.id] = [item.device for item in found]
         self._url = ""
         far = [node for node in nodes if node.id not in self._here and not node.died]
         at = tables.value("dashboard", "dashboard")
@@ -354,7 +380,12 @@ class _Sight:
             if node.id in self._here:
                 self.sizes[node.id] = sizes
                 used = (space.total - space.free, space.total)
-                return replace(node, memory=used, gpus=gpus or None, processes=largest)
+                devices = self._devices.get(node.id, [])
+                ids = tuple(int(item) for item in devices if item.isdecimal())
+                # Which of the devices are the node's is not known where they are called otherwise.
+                seen = tuple(gpu for gpu in gpus if gpu.index in ids) if len(ids) == len(devices) else ()
+                ids = ids if ids != tuple(range(len(devices))) and len(ids) == len(devices) else ()
+                return replace(node, memory=used, gpus=seen or None, ids=ids, processes=largest)
             if node.died or not self._url or deadline.is_over:
                 return node
             return self._measure_far(node)
@@ -387,7 +418,9 @@ class _Sight:
         self.sizes[node.id] = sizes
         largest = sorted(sizes, key=lambda pid: -sizes[pid])[:_MOST_PROCESSES]
         processes = tuple(Process(pid=pid, memory=sizes[pid], command=one_line(commands[pid], 120)) for pid in largest)
-        return replace(node, memory=(int(total - free), int(total)), gpus=gpus or None, processes=processes)
+        # Of a machine with more GPUs than the node has, nobody says which are the node's.
+        measured = gpus if len(gpus) == node.total.get("GPU", 0) else None
+        return replace(node, memory=(int(total - free), int(total)), gpus=measured or None, processes=processes)
 
     def find_pids(self, actors: tuple[Actor, ...]) -> tuple[Actor, ...]:
         """Return the actors, with the processes whose constructors run: the head does not know their pids yet."""
@@ -401,11 +434,11 @@ class _Sight:
 
         return tuple(map(found, actors))
 
-    def read_logs(self, actors: tuple[Actor, ...]) -> tuple[Actor, ...]:
+    def read_logs(self, actors: tuple[Actor, ...], deadline: Deadline) -> tuple[Actor, ...]:
         """Return the actors, those that are not well with the end of their logs."""
         sick = [item for item in actors if item.worker and item.state != "ALIVE" and item.reason != "RAY_KILL"]
         # The newest deaths tell most.
-        logs = {item.id: self._log(item) for item in sick[-_MOST_LOGS:]}
+        logs = {item.id: () if deadline.is_over else self._log(item) for item in sick[-_MOST_LOGS:]}
         return tuple(replace(item, log=logs[item.id]) if item.id in logs else item for item in actors)
 
     def _log(self, actor: Actor) -> tuple[str, ...]:
@@ -420,7 +453,7 @@ class _Sight:
                 asked = {"node_id": actor.node, "pid": actor.pid, "suffix": suffix, "lines": 2 * _LOG_LINES}
                 text, _ = self._ask(f"/api/v0/logs/file?{urllib.parse.urlencode(asked)}")
             # Ray's own marks for its log monitor say nothing.
-            lines = [line for line in text.splitlines() if line.strip() and not line.startswith(":")]
+            lines = [line for line in _COLOUR.sub("", text).splitlines() if line.strip() and line[0] != ":"]
             if lines:
                 return tuple(lines[-_LOG_LINES:])
         return ()
@@ -440,10 +473,10 @@ class _Sight:
             id_, (node, pid) = item
             text, why = "", "there was no time left"
             if node in self._here and not deadline.is_over:
-                text, why = read_stacks(pid, native=native)
+                text, why = read_stacks(pid, native=native, seconds=min(PY_SPY_SECONDS, deadline.left))
             elif self._url and not deadline.is_over:
                 query = urllib.parse.urlencode({"node_id": node, "pid": pid, "native": int(native)})
-                text, why = self._ask(f"/worker/traceback?{query}", STACK_SECONDS)
+                text, why = self._ask(f"/worker/traceback?{query}", min(STACK_SECONDS, deadline.left))
             if "Thread " in text:
                 return Stack(id=id_, place=place_of(text), text=text)
             failures[why] += 1

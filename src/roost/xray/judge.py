@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -21,7 +21,9 @@ _FULL = 0.9
 """Ray kills workers where 95 % of the memory is in use."""
 _UNUSED_BYTES = 2**30
 """A device with a context of CUDA on it has less than this in use."""
-_SAYS_MEMORY = ("out of memory", "OutOfMemory", "low on memory", "memory pressure", "OOM killer")
+_SAYS_MEMORY = re.compile("out of memory|OutOfMemory|low on memory|memory pressure|OOM killer")
+_OF_DEVICE = re.compile("CUDA|HIP|torch|GPU")
+"""What an exception names that says so of the memory of a device."""
 _GUESSES = re.compile("Some common causes|There are some potential root causes")
 """How Ray 2.60 and 2.47 begin a list of all that may end a process, which names memory among others."""
 _MOST_TEXT = 400
@@ -76,7 +78,7 @@ def judge_actors(facts: Facts, names: Mapping[str, str]) -> Findings:
     """Actors that wait for a place, for their group, or for their constructor, and actors that restart."""
     groups = {group.id: group for group in facts.groups}
     nodes = {node.id: node for node in facts.nodes}
-    places: defaultdict[tuple[str, tuple[tuple[str, float], ...], str], list[Actor]] = defaultdict(list)
+    places: defaultdict[tuple[str, str, frozenset[tuple[str, float]]], list[Actor]] = defaultdict(list)
     for actor in facts.actors:
         name = f"actor {names[actor.id]}"
         if actor.state == "RESTARTING":
@@ -90,19 +92,17 @@ def judge_actors(facts: Facts, names: Mapping[str, str]) -> Findings:
             seen = f"{name} runs its constructor{_for(facts, actor.since)}, {where}"
             yield Finding(level=NOTE, about="constructor", text=seen, evidence=actor.log)
         elif actor.state == "PENDING_CREATION":
-            places[actor.class_name, tuple(sorted(actor.wants.items())), actor.group].append(actor)
-    for (_, wants, group_id), actors in places.items():
+            wants = actor.wants_of_group or actor.wants
+            places[actor.class_name, actor.group, frozenset(wants.items())].append(actor)
+    for (_, group_id, amounts), actors in places.items():
+        wants = actors[0].wants
         who = _actors(actors, names)
         since = min((item.since for item in actors if item.since), default=0)
         group = groups.get(group_id)
         if group is not None:
-            # Ray counts what is left of the bundles of a group under names of their own.
-            has_room = any(
-                all(node.free.get(f"{name}_group_{group.id}", 0) >= amount for name, amount in wants)
-                for node in facts.nodes
-            )
+            has_room = any(all(node.free.get(name, 0) >= amount for name, amount in amounts) for node in facts.nodes)
             is_full = group.state == "CREATED" and not has_room
-            state = f"has no bundle with {amounts_text(dict(wants))} left" if is_full else "has no place yet"
+            state = f"has no bundle with {amounts_text(wants)} left" if is_full else "has no place yet"
             state = "has room: a process starts" if group.state == "CREATED" and has_room else state
             seen = f"{who} {_wait(actors)}{_for(facts, since)} for {group}, which {state}"
             inside = [names[item.id] for item in facts.actors if item.group == group.id and item.state == "ALIVE"]
@@ -110,7 +110,7 @@ def judge_actors(facts: Facts, names: Mapping[str, str]) -> Findings:
             yield Finding(level=PROBLEM if is_full else NOTE, about="pending", text=seen, evidence=evidence)
         else:
             # An actor without a wish of its own wants a CPU to start with.
-            yield _waits(facts, names, "pending", who, [Bundle(wants=dict(wants) or {"CPU": 1})], "PACK", since)
+            yield _waits(facts, names, "pending", who, [Bundle(wants=wants or {"CPU": 1})], "PACK", since)
 
 
 def judge_tasks(facts: Facts, names: Mapping[str, str]) -> Findings:
@@ -131,7 +131,12 @@ def _waits(
     verb = "wait" if re.match(r"\d+ \w+s ", who) else "waits"
     waits = f"{who} {verb}{_for(facts, since)}"
     if shortage is None:
-        seen = f"{waits}, although there is room for it now: Ray places it soon, or starts its process"
+        wants_gpu = any(accelerators() & bundle.wants.keys() for bundle in bundles)
+        # Ray's sums do not say that 1 GPU is left as two halves.
+        is_shared = wants_gpu and any(share % 1 for item in facts.actors for share in item.holds.values())
+        soon = "Ray places it soon, or starts its process"
+        then = "in sum, and perhaps on no single GPU: some are shared" if is_shared else soon
+        seen = f"{waits}, although there is room for it now: {then}"
         return Finding(level=NOTE, about=about, text=seen)
     wanted = amounts_text(shortage.wants)
     fit: tuple[str, ...] = ()
@@ -161,42 +166,48 @@ def _waits(
 def judge_deaths(facts: Facts, names: Mapping[str, str]) -> Findings:
     """Actors that died and were not meant to, those that died alike as one finding."""
     nodes = {node.id: node for node in facts.nodes}
-    alike: defaultdict[tuple[str, str, bool], list[Actor]] = defaultdict(list)
+    alike: defaultdict[tuple[str, str, str], list[Actor]] = defaultdict(list)
     for actor in facts.actors:
         if actor.state == "DEAD" and actor.reason not in _WANTED_DEATHS:
-            is_memory = actor.reason == "OOM" or is_out_of_memory(actor)
-            alike[actor.class_name, "" if is_memory else actor.reason + actor.cause[:60], is_memory].append(actor)
-    for (_, _, is_memory), actors in alike.items():
-        first = actors[0]
+            reason, cause = "OOM" if is_out_of_memory(actor) else actor.reason, _cause(actor)
+            alike[actor.class_name, reason, "" if reason == "OOM" else cause[:60]].append(actor)
+    for (_, reason, _), actors in alike.items():
+        first, cause = actors[0], _cause(actors[0])
         node = nodes.get(first.node)
         where = f", pid {first.pid} on {node}" if first.pid and node else ""
         verb = "is" if len(actors) == 1 else "are"
         who = f"{_actors(actors, names)} {verb} dead"
-        # Where Ray does not know, it lists what may be.
-        said = _GUESSES.split(first.cause)[0].partition("Object store memory usage")[0]
-        cause = shorten(" ".join(said.split()), _MOST_TEXT)
         evidence = [f"Ray says{where}: {cause}"] if cause else [f"it was{where}"] if where else []
         evidence += [f"log: {line}" for line in first.log]
-        if is_memory:
+        if reason == "OOM":
             seen, do = f"{who}: killed for memory", "give the node more memory, or put fewer or smaller actors on it"
-        elif first.reason == "NODE_DIED":
+        elif reason == "NODE_DIED":
             seen, do = f"{who}: the node died", "check the machine, and raylet.out in its session's logs"
-        elif first.reason == "CREATION":
+        elif reason == "CREATION":
             seen, do = f"{who}: the constructor raised an exception", ""
-        elif first.reason == "RUNTIME_ENV":
+        elif reason == "RUNTIME_ENV":
             seen, do = f"{who}: the runtime environment could not be made", ""
         else:
             seen, do = f"{who}: the process ended", ""
-        yield Finding(
-            level=PROBLEM, about="memory" if is_memory else "dead", text=seen, evidence=tuple(evidence), do=do
-        )
+        about = "memory" if reason == "OOM" else "dead"
+        yield Finding(level=PROBLEM, about=about, text=seen, evidence=tuple(evidence), do=do)
+
+
+def _cause(actor: Actor) -> str:
+    """Return what Ray says of a death: where it does not know, it lists what may be, and a traceback comes first."""
+    said = _GUESSES.split(actor.cause)[0].partition("Object store memory usage")[0]
+    if actor.reason == "CREATION":
+        said = said.rstrip().rpartition("\n ")[2].partition("\n")[2] or said
+    return shorten(" ".join(said.split()), _MOST_TEXT)
 
 
 def is_out_of_memory(actor: Actor) -> bool:
-    """Whether what Ray, or the log, says about a death means that memory ran out; Ray lists it as a guess, too."""
-    if _GUESSES.search(actor.cause):
-        return any(word in line for line in actor.log for word in _SAYS_MEMORY)
-    return any(word in text for text in (actor.cause, *actor.log) for word in _SAYS_MEMORY)
+    """Whether what Ray, or the log, says about a death means that the node's memory ran out."""
+    said = (actor.cause if not _GUESSES.search(actor.cause) else "", *actor.log)
+    return actor.reason == "OOM" or (
+        actor.reason not in ("CREATION", "RUNTIME_ENV")
+        and any(_SAYS_MEMORY.search(text) and not _OF_DEVICE.search(text) for text in said)
+    )
 
 
 def judge_gpus(facts: Facts, names: Mapping[str, str]) -> Findings:
@@ -289,24 +300,31 @@ def judge_nodes(facts: Facts, _: Mapping[str, str]) -> Findings:
 
 def judge_stacks(facts: Facts, names: Mapping[str, str]) -> Findings:
     """Collectives in which most processes of a kind wait for a few that are elsewhere."""
-    kinds = {item.id: item.class_name for item in facts.actors}
-    for kind, places in group_places(facts.stacks or (), kinds).items():
+    # Actors of two jobs do not wait for each other.
+    kinds = {item.id: f"{item.job} {item.class_name}" for item in facts.actors}
+    all_of = Counter(kinds[item.id] for item in facts.actors if item.state != "DEAD")
+    for key, places in group_places(facts.stacks or (), kinds).items():
+        kind, total, read = key.partition(" ")[2], all_of[key], sum(map(len, places.values()))
         waiting = {place: ids for place, ids in places.items() if is_collective(place)}
         others = {place: ids for place, ids in places.items() if place not in waiting}
         if not waiting:
             continue
-        total = sum(map(len, places.values()))
         seen = [f"{len(ids)} of {total} {kind} in {place}" for place, ids in waiting.items()]
         late = [f"{fold_names(names[item] for item in ids)} in {place}" for place, ids in others.items()]
         if not late and len(waiting) == 1:
             # The usual moment of a step, or a hang in the network.
-            text = f"all {total} {kind} are in {next(iter(waiting))}: if that lasts, look at the network"
+            who = (
+                f"all {total} {kind} are" if read == total else f"{read} of {total} {kind}, all that could be seen, are"
+            )
+            text = f"{who} in {next(iter(waiting))}: if that lasts, look at the network"
             yield Finding(level=NOTE, about="collective", text=text)
         else:
             text = ", ".join([*seen, *late])
             why = "the others wait for these" if late else "not all are in the same call"
             do = "look twice: if it is so again, this is the hang; --bundle has all stacks"
-            yield Finding(level=PROBLEM, about="straggler", text=text, evidence=(why,), do=do)
+            # A few that are there first are usual.
+            level = NOTE if 2 * sum(map(len, others.values())) > read else PROBLEM
+            yield Finding(level=level, about="straggler", text=text, evidence=(why,), do=do)
 
 
 def _for(facts: Facts, since: float) -> str:

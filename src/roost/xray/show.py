@@ -12,6 +12,7 @@ from typing import Any
 
 from rich.text import Text
 
+from roost.config.ranks import format_ranks
 from roost.text import plural, size_text
 from roost.xray.facts import Actor, Facts, Node, accelerators
 from roost.xray.judge import NOTE, PROBLEM, WARNING, Finding, find_owners
@@ -82,12 +83,11 @@ def _draw_node(facts: Facts, node: Node, names: Mapping[str, str]) -> Text:
         return tuple(sorted((re.sub(r"\d+$", "", names[item.id]), item in told) for item in (*given, *told)))
 
     # Neighbours with the same kinds of owners are one line.
-    for alike, group in groupby(range(_gpus(node)), kinds):
+    for alike, group in groupby(node.ids or range(_gpus(node)), kinds):
         indexes = list(group)
-        ids = f"{indexes[0]}-{indexes[-1]}" if len(indexes) > 1 else f"{indexes[0]}"
         found = [item for index in indexes for side in owners.get(index, ([], [])) for item in side]
         style = "dim" if not alike else "yellow" if any(is_told for _, is_told in alike) else ""
-        text.append(f"  GPU {ids:<7}{_who(found, names) if found else 'nobody'}\n", style=style)
+        text.append(f"  GPU {format_ranks(indexes):<7}{_who(found, names) if found else 'nobody'}\n", style=style)
     own = {item.id for sides in owners.values() for side in sides for item in side}
     groups = {item.id: item for item in facts.groups}
     others: dict[str, list[Actor]] = {}

@@ -16,6 +16,7 @@ _LIBRARIES = sys.stdlib_module_names | {
     "accelerate", "aiohttp", "datasets", "deepspeed", "fastapi", "grpc", "httpx", "numpy", "pandas", "pyarrow", "ray",
     "requests", "torch", "tqdm", "transformers", "urllib3", "uvicorn", "uvloop", "zmq",
 }  # fmt: skip
+_WITH_COLLECTIVES = {"accelerate", "deepspeed", "ray", "torch"}
 _WRAPPERS = {
     "wrapper", "wrapped", "inner", "decorate_context", "auto_init_wrapper", "_fn", "_call_impl", "_wrapped_call_impl",
 }  # fmt: skip
@@ -71,15 +72,21 @@ def _place(frames: list[Frame], own: int) -> str:
         # With its class, where Python tells py-spy.
         *_, name = function.split(".")
         if name not in _WRAPPERS:
+            if _COLLECTIVE.fullmatch(name) and _library(file) not in _WITH_COLLECTIVES:
+                # As `recv` of a pipe: no other process of the group need be there.
+                return f"{function} ({PurePosixPath(file).name})"
             module = "ray" if file.startswith("ray/") else PurePosixPath(file).stem
             return f"{module}.{function}" if module == "ray" or function.startswith("__") else function
     function, file, line = frames[own]
     return f"{function} ({PurePosixPath(file).name}{line and f':{line}'})"
 
 
+def _library(file: str) -> str:
+    return file.rpartition("site-packages/")[2].lstrip("<").partition("/")[0].partition(".")[0]
+
+
 def _is_library(file: str) -> bool:
-    path = file.rpartition("site-packages/")[2].lstrip("<")
-    return path.partition("/")[0].partition(".")[0] in _LIBRARIES or path.startswith("frozen")
+    return _library(file) in _LIBRARIES or file.startswith("<frozen")
 
 
 def is_collective(place: str) -> bool:

@@ -141,11 +141,8 @@ def find_holders(facts: Facts, resource: str, names: Mapping[str, str]) -> list[
         amount = sum(bundle.wants.get(resource, 0) for bundle in group.bundles if bundle.node in alive)
         if amount:
             users = inside[group.id]
-            key = (
-                f"{group}{f', in which {fold_names(users)} run' if users else ', in which no actor runs'}",
-                group.job,
-            )
-            held[key] += amount
+            run = f"{fold_names(users)} {'runs' if len(users) == 1 else 'run'}" if users else "no actor runs"
+            held[f"{group}, in which {run}", group.job] += amount
     used = sum(node.total.get(resource, 0) - node.free.get(resource, 0) for node in alive.values())
     rest = used - sum(held.values())
     lines = []

@@ -249,6 +249,10 @@ BAD = [
         {"messages": [{"role": "assistant", "tool_calls": [{"function": {"arguments": "{"}}]}]},
         "a tool call of a message",
     ),
+    (
+        {"messages": [{"role": "assistant", "tool_calls": [{"function": {"arguments": "[" * 100_000}}]}]},
+        "a tool call of a message",
+    ),
     ({"messages": [{"role": "user", "content": "x" * 600}]}, "are too many: the model takes 512 in all"),
     ({"n": 0}, "a prompt cannot have n 0"),
     ({"n": 10**9}, "1000000000 samples: at most 1024"),

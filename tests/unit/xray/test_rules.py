@@ -105,7 +105,7 @@ def test_holders_of_groups_and_of_tasks_are_named():
     facts = cluster(nodes=(node("a", free={"GPU": 1}),), groups=(held,), actors=(actor("in", group="h"), waits))
     found = only(facts)
     assert found.text == "actor late waits for 2 GPU, and no node has enough GPU left"
-    assert found.evidence[1].startswith("held: 2 GPU: placement group 'held', in which in run, of job 01")
+    assert found.evidence[1].startswith("held: 2 GPU: placement group 'held', in which in runs, of job 01")
     assert found.evidence[2] == "held: 1 GPU: tasks, or actors that Ray does not list"
 
 
@@ -115,7 +115,15 @@ def test_actors_that_are_not_ready_say_for_what_they_wait():
         actor("p0", state="PENDING_CREATION", worker="", node="", group="g", since=NOW - 8000),
         actor("p1", state="PENDING_CREATION", worker="", node="", group="g"),
         actor("c", state="PENDING_CREATION", since=NOW - 200),
-        actor("q", state="PENDING_CREATION", worker="", node="", group="full", wants={"GPU": 1}),
+        actor(
+            "q",
+            state="PENDING_CREATION",
+            worker="",
+            node="",
+            group="full",
+            wants={"GPU": 1},
+            wants_of_group={"GPU_group_full": 1, "GPU_group_0_full": 1},
+        ),
         actor("d", state="DEPENDENCIES_UNREADY"),
         actor("r", state="RESTARTING", restarts=2, log=("KeyError: 1",)),
     )
@@ -125,6 +133,8 @@ def test_actors_that_are_not_ready_say_for_what_they_wait():
     waiting = "actor q waits for placement group 'full', which has"
     assert texts[f"{waiting} no bundle with 1 GPU left"] == "problem"
     roomy = replace(facts, nodes=(node("a", free={"GPU": 3, "CPU": 8, "GPU_group_full": 1}),))
+    assert {item.text for item in judge(roomy)} == {*texts}, "that is in another bundle"
+    roomy = replace(facts, nodes=(node("a", free={"GPU_group_full": 1, "GPU_group_0_full": 1}),))
     assert {item.text: item.level for item in judge(roomy)}[f"{waiting} room: a process starts"] == "note"
     assert texts["2 actors p0-1 wait for 2 h for placement group 'pool', which has no place yet"] == "note"
     assert any(text.startswith("actor c runs its constructor for 3 min, pid ") for text in texts)
@@ -136,6 +146,14 @@ def test_what_has_room_now_is_no_problem():
     assert only(cluster(groups=(group(Bundle(wants={"CPU": 1})),))).level == "note"
 
 
+def test_gpus_that_are_left_in_halves_may_be_no_room():
+    halves = tuple(actor(f"h{index}", holds={index: 0.5}, wants={"GPU": 0.5}) for index in range(2))
+    late = actor("late", state="PENDING_CREATION", worker="", node="", wants={"GPU": 1})
+    facts = cluster(nodes=(node("a", gpus=2, free={"GPU": 1}),), actors=(*halves, late))
+    assert only(facts).text.endswith("room for it now: in sum, and perhaps on no single GPU: some are shared")
+    assert only(replace(facts, actors=(late,))).text.endswith("Ray places it soon, or starts its process")
+
+
 @pytest.mark.parametrize(
     ("reason", "cause", "log", "text"),
     [
@@ -143,7 +161,9 @@ def test_what_has_room_now_is_no_problem():
         ("WORKER_DIED", "1 worker(s) were killed due to the node running low on memory", (), "killed for memory"),
         ("WORKER_DIED", "End of file. Some common causes include: killed by the OOM killer", (), "the process ended"),
         ("WORKER_DIED", "There are some potential root causes. (1) SIGKILL by OOM killer", (), "the process ended"),
-        ("WORKER_DIED", "Some common causes", ("torch.OutOfMemoryError: CUDA",), "killed for memory"),
+        ("WORKER_DIED", "Some common causes", ("torch.OutOfMemoryError: CUDA",), "the process ended"),
+        ("WORKER_DIED", "Some common causes", ("it is out of memory",), "killed for memory"),
+        ("CREATION", "RuntimeError: CUDA out of memory", (), "the constructor raised an exception"),
         ("NODE_DIED", "", (), "the node died"),
         ("CREATION", "ValueError: 1", (), "the constructor raised an exception"),
         ("RUNTIME_ENV", "pip failed", (), "the runtime environment could not be made"),
@@ -225,6 +245,21 @@ def test_a_straggler_is_named():
     assert only(stacks("all_gather", "barrier")).evidence == ("not all are in the same call",)
     assert only(stacks("all_reduce", "all_reduce")).level == "note", "the usual moment of a step"
     assert judge(stacks("forward", "no call", "forward (model.py:3)")) == []
+    assert only(stacks("all_reduce", *["forward (model.py:3)"] * 7)).level == "note", "one is there first"
+
+
+def test_who_was_not_seen_or_is_of_another_job_is_no_straggler_and_not_among_all():
+    seen = stacks("all_reduce", "all_reduce", "load (data.py:3)")
+    first, second, third = seen.actors
+    assert "all 2 Trainer are" in only(replace(seen, actors=(first, second, replace(third, job="02")))).text
+    assert only(replace(seen, stacks=seen.stacks[:2])).text.startswith("2 of 3 Trainer, all that could be seen, are")
+
+
+def test_an_exception_of_a_constructor_is_told_by_its_end():
+    cause = 'Traceback (most recent call last):\n  File "a.py", line 1, in __init__\n    load()\nKeyError: "no\nkey"\n'
+    dead = [actor(f"t{index}", state="DEAD", reason="CREATION", cause=cause) for index in range(2)]
+    found = judge(cluster(actors=(dead[0], replace(dead[1], cause=cause.replace("Key", "Value")))))
+    assert [item.evidence[0].partition(": ")[2] for item in found] == ['KeyError: "no key"', 'ValueError: "no key"']
 
 
 MAIN = 'Thread 5 (idle): "MainThread"\n'
@@ -240,6 +275,7 @@ LOOP = "    Worker.main_loop (ray/_private/worker.py:1069)\n"
             MAIN + "    get (ray/_private/worker.py:2)\n    wrapper (ray/_private/h.py:1)\n    main (t.py:1)\n",
             "ray.get",
         ),
+        (MAIN + "    recv (multiprocessing/connection.py:1)\n    step (e.py:7)\n" + LOOP, "recv (connection.py)"),
         (MAIN + "    wait (threading.py:3)\n    get (queue.py:1)\n    take (loader.py:7)\n" + LOOP, "get"),
         (
             MAIN + "    step (native.so)\n    all_reduce (torch/distributed/d.py:1)\n    f (t.py:1)\n" + LOOP,

@@ -267,6 +267,6 @@ def _read_call(given: Any) -> dict[str, Any]:
         if not isinstance(arguments := json.loads(arguments) if isinstance(arguments, str) else arguments, dict):
             raise TypeError
         return {**given, "function": {**function, "arguments": arguments}}
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, RecursionError):
         hint = '{"id": ..., "type": "function", "function": {"name": ..., "arguments": "{...}"}}'
         raise ConfigError("a tool call of a message is not one", hint=f"it is {hint}") from None
