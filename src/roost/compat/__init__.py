@@ -39,7 +39,7 @@ def frameworks() -> list[str]:
     >>> "slime" in frameworks()
     True
     """
-    return sorted({found.name for found in pkgutil.iter_modules(__path__)} - {"hook", "limits"})
+    return sorted({found.name for found in pkgutil.iter_modules(__path__)} - {"hook", "job", "limits"})
 
 
 def check_framework(name: str) -> None:

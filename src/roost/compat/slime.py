@@ -19,14 +19,13 @@ import ray
 from ray.actor import ActorHandle
 
 from roost.compat import load_theirs
+from roost.compat.job import own_job
 from roost.compat.limits import START_SECONDS
 from roost.errors import ConfigError
 from roost.placement.strategies import NodePlacementStrategy, PlacementStrategy
 from roost.rl.manager import MANAGER
 from roost.rl.placement_groups import slots_of, strategy_of
-from roost.runtime.cluster import Cluster
 from roost.runtime.groups.group import WorkerGroup
-from roost.runtime.nodes.discover import live_nodes
 from roost.runtime.options import RESERVE_SECONDS
 from roost.runtime.reserve.reserver import Reserver
 from roost.runtime.worker import group_of
@@ -112,7 +111,7 @@ class _Ray:
 
     def _start(self, cls: type, options: dict[str, Any], world_size: int, rank: int, *_: Any) -> ActorHandle[Any]:
         if rank == 0:
-            cluster = _cluster()
+            cluster = own_job()
             slots = slots_of(cluster, (self._pg, list(self._indices)), world_size)
             strategy = strategy_of(cluster, [[slot] for slot in slots])
             role = getattr(self._train, "role", "actor")
@@ -164,7 +163,7 @@ def _launch(
         raise ConfigError(what, hint="leave out the flag that asks for it, such as --rollout-data-transport nixl")
     # slime finds its device among all those of the node, and hands out memory of one that others open.
     return group_of(cls, *args).launch(
-        _cluster(),
+        own_job(),
         placement_strategy=strategy,
         name=name,
         isolate_accelerator=False,
@@ -181,17 +180,9 @@ def _reserve(num_gpus: int) -> tuple[Any, list[int], list[str]]:
     """
     if num_gpus == 0:
         return None, [], []
-    cluster = _cluster()
+    cluster = own_job()
     slots = Reserver(cluster.context, f"slime#{secrets.token_hex(4)}", RESERVE_SECONDS).reserve_any(num_gpus)
     return slots[0].group, [slot.bundle for slot in slots], [slot.device for slot in slots]
-
-
-@functools.cache
-def _cluster() -> Cluster:
-    """Return the job on all nodes of the Ray cluster, which slime takes too."""
-    if not ray.is_initialized():
-        ray.init()
-    return Cluster(num_nodes=len(live_nodes()))
 
 
 def _copy_of(name: str, *needed: str) -> Any:
