@@ -79,7 +79,8 @@ def pass_on(runtime_env: Mapping[str, Any] | None) -> dict[str, Any]:
 
 def tell(name: str, replaced: str, tried: Sequence[str]) -> None:
     """Say once, for all processes of a program, what is in place, and if the framework is of a version never tried."""
-    if os.environ.get(TOLD):
+    # Below torchrun, the ranks have no process of the program above them.
+    if os.environ.get(TOLD) or os.environ.get("RANK", "0") != "0":
         return
     os.environ[TOLD] = "1"
     version = _version_of(name)
