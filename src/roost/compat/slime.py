@@ -33,6 +33,7 @@ from roost.text import join_words
 
 REPLACES: dict[str, str] = {"slime.ray.placement_group": __name__, "slime.ray.actor_group": __name__}
 TRIED: tuple[str, ...] = ("0.3.1",)
+"""The main branch of August 2026 at 624b824, which calls itself 0.3.1. No release was tried."""
 _KNOWN_OPTIONS = frozenset({"num_cpus", "num_gpus", "runtime_env", "scheduling_strategy"})
 
 
