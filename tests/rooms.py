@@ -13,7 +13,7 @@ ON_RAY = {
     "watch": ("page_live", "watch"),
     "xray": ("xray",),
     "demo": ("demo",),
-    "compat": ("compat_rlinf",),
+    "compat": ("compat", "compat_rlinf"),
     "cli": ("clean", "commands", "docs_live", "examples", "logs", "new", "run", "runs", "search", "seeds"),
 }
 """The files of `tests/ray` by room; the others are about `runtime`."""

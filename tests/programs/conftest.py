@@ -29,7 +29,7 @@ def program(tmp_path: Path) -> Program:
             capture_output=True,
             text=True,
             check=False,
-            timeout=300,
+            timeout=900,
         )
         assert done.returncode == 0, f"{' '.join(words)}:\n{done.stdout[-4000:]}\n{done.stderr[-8000:]}"
         return done

@@ -1,4 +1,4 @@
-"""verl on Roost: its own tests of `single_controller` that need no GPU, and a program of its pools."""
+"""verl on Roost: its own tests of `single_controller` that need no GPU, a program of its pools, and what is refused."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from roost.testing import LocalNode, local_cluster
 
-JOB = Path(__file__).parent / "verl_job.py"
+HERE = Path(__file__).parent
 # Those that pass on Ray alone where there is no GPU.
 FILES = (
     *("auto_padding_on_cpu", "decorator_on_cpu", "fused_workers_on_cpu", "get_set_dispatch_collect_cpu"),
@@ -32,15 +32,68 @@ def verl() -> Path:
 @pytest.mark.parametrize("name", FILES)
 def test_their_own_tests_pass(program, verl, name):
     file = f"tests/single_controller/test_{name}.py"
-    done = program("-m", "pytest", "-q", "-s", "-p", "no:cacheprovider", file, compat="verl", cwd=verl)
+    # Their package may lie below this repository, whose settings are not theirs.
+    settings = ["-c", os.devnull, "--rootdir", str(verl)]
+    done = program("-m", "pytest", "-q", "-s", "-p", "no:cacheprovider", *settings, file, compat="verl", cwd=verl)
     assert " passed" in done.stdout
     assert not {"failed", "skipped"} & set(done.stdout.split())
 
 
-def test_a_program_prints_what_it_prints_on_ray_alone(program):
+def test_a_program_prints_what_it_prints_on_ray_alone_in_the_driver_and_in_an_actor(program):
+    job = str(HERE / "verl_job.py")
     with local_cluster([LocalNode(accelerators=2, cpus=8)] * 2) as local:
-        alone, ours = (program(str(JOB), compat=compat, env=local.environment) for compat in (None, "verl"))
-    assert "roost: stands in for verl.single_controller.ray.base of verl" in ours.stderr
-    printed = alone.stdout.splitlines()
-    assert len(printed) == 15
-    assert ours.stdout.splitlines() == printed
+        runs = [program(job, env=local.environment)]
+        runs += [program(job, *words, compat="verl", env=local.environment) for words in ([], ["actor"])]
+    assert "roost: stands in for verl.single_controller.ray.base of verl" in runs[1].stderr
+    printed = [[line for line in done.stdout.splitlines() if line.startswith("verl: ")] for done in runs]
+    assert len(printed[0]) == 15
+    assert printed == [printed[0]] * 3
+
+
+REFUSED = """
+import ray
+from roost import Cluster, ConfigError, PlacementError
+from roost.compat.verl import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
+from verl.single_controller.base import Worker
+
+def refused(what, call):
+    try:
+        call()
+    except (ConfigError, PlacementError, ValueError) as error:
+        print(what, "|", str(error).splitlines()[0])
+    assert Cluster().node_manager.get_slots() == [], what
+
+ray.init(log_to_driver=False)
+init = RayClassWithInitArgs(ray.remote(Worker))
+extra = RayClassWithInitArgs(ray.remote(Worker))
+extra.update_options({"resources": {"disk": 1}})
+cpus = RayResourcePool([2], use_gpu=False)
+RayWorkerGroup(cpus, init)
+refused("pool", lambda: RayResourcePool([2], detached=True).get_placement_groups())
+refused("group", lambda: RayWorkerGroup(cpus, init, detached=True))
+refused("names", lambda: RayWorkerGroup.from_detached(name_prefix="mine", worker_names=["a"], ray_cls_with_init=init))
+refused("type", lambda: RayResourcePool([2], accelerator_type="H100").get_placement_groups())
+refused("size", lambda: RayResourcePool([2, 3]).get_placement_groups())
+refused("options", lambda: RayWorkerGroup(cpus, extra))
+refused("env", lambda: RayWorkerGroup(cpus, init, worker_env={"RANK": "3"}))
+refused("gpu", lambda: RayWorkerGroup(cpus, init, use_gpu=True))
+with RayResourcePool([2], max_colocate_count=1).get_placement_groups().seats as seats:
+    print(seats)
+"""
+
+
+def test_what_roost_cannot_do_is_refused_by_name(program, tmp_path):
+    (tmp_path / "refused.py").write_text(REFUSED)
+    with local_cluster("2x2") as local:
+        done = program("refused.py", env=local.environment)
+    printed = dict(line.split(" | ") for line in done.stdout.splitlines() if " | " in line)
+    assert printed["pool"] == "verl asks for detached resource pools, and nothing of Roost outlives its job"
+    assert (
+        printed["group"] == printed["names"] == "verl asks for detached workers, and nothing of Roost outlives its job"
+    )
+    assert "accelerator_type='H100'" in printed["type"]
+    assert "[2, 3] accelerators, each on one node, and the nodes have [2, 2]" in printed["size"]
+    assert "resources, which Roost does not pass to Ray" in printed["options"]
+    assert "RANK" in printed["env"]
+    assert "use_gpu" in printed["gpu"]
+    assert "of 2 seats>" in done.stdout

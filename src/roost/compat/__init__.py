@@ -39,7 +39,7 @@ def frameworks() -> list[str]:
     >>> "slime" in frameworks()
     True
     """
-    return sorted({found.name for found in pkgutil.iter_modules(__path__)} - {"hook", "limits"})
+    return sorted({found.name for found in pkgutil.iter_modules(__path__)} - {"hook", "job", "limits"})
 
 
 def check_framework(name: str) -> None:
@@ -79,7 +79,8 @@ def pass_on(runtime_env: Mapping[str, Any] | None) -> dict[str, Any]:
 
 def tell(name: str, replaced: str, tried: Sequence[str]) -> None:
     """Say once, for all processes of a program, what is in place, and if the framework is of a version never tried."""
-    if os.environ.get(TOLD):
+    # Below torchrun, the ranks have no process of the program above them.
+    if os.environ.get(TOLD) or os.environ.get("RANK", "0") != "0":
         return
     os.environ[TOLD] = "1"
     version = _version_of(name)

@@ -11,7 +11,9 @@ import functools
 import importlib
 import os
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,21 +21,22 @@ import ray
 from ray.actor import ActorHandle
 
 from roost.compat import load_theirs
+from roost.compat.job import own_job
 from roost.compat.limits import START_SECONDS
 from roost.errors import ConfigError
 from roost.placement.strategies import NodePlacementStrategy, PlacementStrategy
+from roost.rl.flags import TrainRolloutFlags
 from roost.rl.manager import MANAGER
 from roost.rl.placement_groups import slots_of, strategy_of
-from roost.runtime.cluster import Cluster
 from roost.runtime.groups.group import WorkerGroup
-from roost.runtime.nodes.discover import live_nodes
 from roost.runtime.options import RESERVE_SECONDS
 from roost.runtime.reserve.reserver import Reserver
 from roost.runtime.worker import group_of
-from roost.text import join_words
+from roost.text import did_you_mean, join_words
 
 REPLACES: dict[str, str] = {"slime.ray.placement_group": __name__, "slime.ray.actor_group": __name__}
 TRIED: tuple[str, ...] = ("0.3.1",)
+"""The main branch of August 2026 at 624b824, which calls itself 0.3.1. No release was tried."""
 _KNOWN_OPTIONS = frozenset({"num_cpus", "num_gpus", "runtime_env", "scheduling_strategy"})
 
 
@@ -48,7 +51,13 @@ def __getattr__(name: str) -> Any:
 def _placement_group() -> Any:
     """Return a copy of `slime.ray.placement_group` that reserves and launches through Roost."""
     module = _copy_of("slime.ray.placement_group", "_create_placement_group", "create_rollout_manager")
-    create = module.create_rollout_manager
+    reserve, create = module.create_placement_groups, module.create_rollout_manager
+
+    def create_placement_groups(args: Any) -> dict[str, Any]:
+        """Reserve the accelerators that slime's flags ask for."""
+        _check_words(sys.argv[1:], vars(args))
+        found: dict[str, Any] = reserve(args)
+        return found
 
     def create_rollout_manager(args: Any, pg: Any) -> tuple[ActorHandle[Any], int | None]:
         """Start the rollout manager, and through it the engines; return it and how many rollouts an epoch has."""
@@ -60,9 +69,22 @@ def _placement_group() -> Any:
         return found
 
     module._create_placement_group = _reserve
+    module.create_placement_groups = create_placement_groups
     module.RayTrainGroup = _actor_group().RayTrainGroup
     module.create_rollout_manager = create_rollout_manager
     return module
+
+
+def _check_words(words: Sequence[str], flags: Iterable[str]) -> None:
+    """Raise ConfigError for a flag that is none and is like one that places: slime passes over what it does not know.
+
+    >>> _check_words(["--rollout-num-gpus=4", "--disable-wandb"], ["rollout_num_gpus", "use_wandb"])
+    """
+    placing = {field.name for field in fields(TrainRolloutFlags)}
+    for flag in (word.partition("=")[0] for word in words if word.startswith("--")):
+        name = flag[2:].replace("-", "_")
+        if name not in flags and (close := did_you_mean(name, flags)) in placing:
+            raise ConfigError(f"slime has no flag {flag}", hint=f"did you mean --{close.replace('_', '-')}?")
 
 
 @functools.cache
@@ -112,7 +134,7 @@ class _Ray:
 
     def _start(self, cls: type, options: dict[str, Any], world_size: int, rank: int, *_: Any) -> ActorHandle[Any]:
         if rank == 0:
-            cluster = _cluster()
+            cluster = own_job()
             slots = slots_of(cluster, (self._pg, list(self._indices)), world_size)
             strategy = strategy_of(cluster, [[slot] for slot in slots])
             role = getattr(self._train, "role", "actor")
@@ -164,7 +186,7 @@ def _launch(
         raise ConfigError(what, hint="leave out the flag that asks for it, such as --rollout-data-transport nixl")
     # slime finds its device among all those of the node, and hands out memory of one that others open.
     return group_of(cls, *args).launch(
-        _cluster(),
+        own_job(),
         placement_strategy=strategy,
         name=name,
         isolate_accelerator=False,
@@ -181,17 +203,9 @@ def _reserve(num_gpus: int) -> tuple[Any, list[int], list[str]]:
     """
     if num_gpus == 0:
         return None, [], []
-    cluster = _cluster()
+    cluster = own_job()
     slots = Reserver(cluster.context, f"slime#{secrets.token_hex(4)}", RESERVE_SECONDS).reserve_any(num_gpus)
     return slots[0].group, [slot.bundle for slot in slots], [slot.device for slot in slots]
-
-
-@functools.cache
-def _cluster() -> Cluster:
-    """Return the job on all nodes of the Ray cluster, which slime takes too."""
-    if not ray.is_initialized():
-        ray.init()
-    return Cluster(num_nodes=len(live_nodes()))
 
 
 def _copy_of(name: str, *needed: str) -> Any:

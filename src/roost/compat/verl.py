@@ -17,11 +17,10 @@ import ray
 from ray.util.placement_group import PlacementGroup
 
 from roost.compat import load_theirs, tell
-from roost.errors import ClusterError, ConfigError
+from roost.compat.job import own_job
+from roost.errors import ConfigError
 from roost.placement.strategies import NodePlacementStrategy
-from roost.runtime.cluster import Cluster
 from roost.runtime.groups.group import GroupDraft, WorkerGroup
-from roost.runtime.nodes.discover import live_nodes
 from roost.runtime.reserve.occupancy import find_holdings
 from roost.runtime.reserve.pool import Pool
 from roost.text import join_words
@@ -131,7 +130,7 @@ def _reserve(pool: Any) -> Pool:
         raise ConfigError(
             f"the pool asks for accelerator_type={pool.accelerator_type!r}, which Roost cannot", hint=hint
         )
-    cluster, store = _cluster(), list(pool.store)
+    cluster, store = own_job(), list(pool.store)
     # The sum is what the error says.
     has = [node.num_accelerators for node in cluster.nodes]
     if not pool.use_gpu:
@@ -183,7 +182,7 @@ def _launch(wanted: Any, pool: Any, init: Any, worker_env: Mapping[str, str]) ->
     # verl calls some methods that begin with an underscore.
     members = {name: getattr(cls, name) for name in dir(cls) if not name.startswith("__")}
     methods = {name: member for name, member in members.items() if inspect.isroutine(member)}
-    cluster, name = _cluster(), f"{wanted.name_prefix}{cls.__name__}"
+    cluster, name = own_job(), f"{wanted.name_prefix}{cls.__name__}"
     numbered = (f"{name}_{number}" for number in itertools.count(2))
     return GroupDraft(cls, methods, init.args, init.kwargs, is_top=True).launch(
         cluster,
@@ -199,13 +198,3 @@ def _is_detached(what: str) -> ConfigError:
         f"verl asks for detached {what}, and nothing of Roost outlives its job",
         hint="leave out detached=True; another process of the job finds a group with WorkerGroup.attach(name)",
     )
-
-
-def _cluster() -> Cluster:
-    """Return the job of this process, or make one on all nodes of its Ray, which verl takes too."""
-    if not ray.is_initialized():
-        ray.init()
-    try:
-        return Cluster()
-    except ClusterError:
-        return Cluster(num_nodes=len(live_nodes()))

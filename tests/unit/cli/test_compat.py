@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -67,6 +68,18 @@ def test_the_version_and_what_is_in_place_are_said_once(checkout):
         "roost: it was tried with slime 0.3.1: what slime renamed, added or moved since then is as slime has it, "
         "or missing",
     ]
+
+
+@pytest.mark.heavy
+def test_ranks_of_torchrun_get_it_and_one_of_them_says_so(checkout):
+    pytest.importorskip("torch", reason="needs torchrun")
+    (checkout / "ranks.py").write_text(
+        "import os, slime.ray.placement_group as it; print(it.__name__, os.environ['RANK'])"
+    )
+    torchrun = str(Path(sys.executable).with_name("torchrun"))
+    done = run(checkout, torchrun, "--nproc-per-node", "2", "ranks.py", OMP_NUM_THREADS="1")
+    assert sorted(done.stdout.split()) == ["0", "1", "roost.compat.slime", "roost.compat.slime"], done.stderr
+    assert done.stderr.count("roost: stands in for slime.ray.placement_group") == 1
 
 
 def test_a_sitecustomize_of_the_users_is_imported_too(checkout):

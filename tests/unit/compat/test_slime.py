@@ -1,6 +1,7 @@
 """`roost.compat.slime` without Ray: what it stands in for, what is slime's own, and what it refuses."""
 
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -53,10 +54,20 @@ def test_what_starts_no_process_is_slimes_own():
 
 @pytest.mark.usefixtures("package")
 def test_no_accelerators_need_no_placement_group():
-    class Args:
-        gpus = 0
+    assert slime.create_placement_groups(SimpleNamespace(gpus=0)) == (None, [], [])
 
-    assert slime.create_placement_groups(Args) == (None, [], [])
+
+@pytest.mark.usefixtures("package")
+@pytest.mark.parametrize("word", ["--rolout-num-gpus", "--rollout-gpus=4", "--rollout_num_gpu"])
+def test_a_flag_that_is_nearly_one_that_places_is_an_error(monkeypatch, word):
+    args = SimpleNamespace(gpus=0, rollout_num_gpus=None, rollout_batch_size=8, rollout_global_dataset=True)
+    monkeypatch.setattr(sys, "argv", ["train.py", "--rollout-num-gpus", "4", "--disable-rollout-global-dataset"])
+    slime.create_placement_groups(args)
+    sys.argv.append(word)
+    with pytest.raises(
+        ConfigError, match=f"slime has no flag {word.partition('=')[0]}\n.*did you mean --rollout-num-gpus"
+    ):
+        slime.create_placement_groups(args)
 
 
 def test_a_version_without_what_roost_replaces_is_refused_by_name(package):
