@@ -34,11 +34,10 @@ _HARMLESS = re.compile(r"(true|false|yes|no|none|null|auto|[01]|\*\*\*|\$\w+|\$\
 _NUMBER = re.compile(r"[+-]?\d{1,12}(\.\d*)?(e[+-]?\d+)?", re.IGNORECASE)
 _QUOTED = r"\"(?:[^\"\\]|\\.)*\"|'[^']*'|(?:Bearer|Basic)\s+[^\s\"',;]+"
 # Only where a word begins: from each of its letters, a long one would take minutes.
-_SETTING = re.compile(
-    rf"(?<![\w.-])(?P<name>[\w.-]+)(?P<sep>[\"']\s*:\s*|:\s+|\s*=\s*)(?P<value>{_QUOTED}|[^\s\"',;&}}\]]+)"
-)
-_FLAG = re.compile(rf"(?<!\S)(?P<name>--?[A-Za-z][\w.-]*)(?P<sep>\s+)(?!-)(?P<value>{_QUOTED}|\S+)")
-_URL_USER = re.compile(r"(?<=://)([^\s/@]+|[^\s/@]*:[^\s@]*)@")
+_SETTING = re.compile(r"(?<![\w.-])(?P<name>[\w.-]+)(?:[\"']\s*:\s*|:\s+|\s*=\s*)")
+_SET = re.compile(rf"{_QUOTED}|[^\s\"',;&}}\]]+")
+_FLAG = re.compile(r"(?<!\S)(?P<name>--?[A-Za-z][\w.-]*)\s+(?!-)")
+_GIVEN = re.compile(rf"{_QUOTED}|\S+")
 
 
 def is_secret(name: str, value: str) -> bool:
@@ -84,7 +83,8 @@ def hide_in_text(text: str) -> str:
     >>> hide_in_text("WANDB_API_KEY=abc python train.py --lr 1 --password 'a b'")
     'WANDB_API_KEY=*** python train.py --lr 1 --password ***'
     """
-    return _URL_USER.sub(f"{HIDDEN}@", _hide_values(_FLAG, _hide_values(_SETTING, text)))
+    shown = _hide_values(_FLAG, _GIVEN, _hide_values(_SETTING, _SET, text))
+    return "".join(map(_hide_users, re.split(r"(\s+)", shown))) if "://" in shown else shown
 
 
 def hide_in_words(words: Sequence[str]) -> list[str]:
@@ -107,12 +107,28 @@ def hide_in_words(words: Sequence[str]) -> list[str]:
     return found
 
 
-def _hide_values(pattern: re.Pattern[str], text: str) -> str:
+def _hide_values(names: re.Pattern[str], values: re.Pattern[str], text: str) -> str:
     parts, end = [], 0
-    while found := pattern.search(text, end):
-        value = found["value"]
-        hides = is_secret(found["name"], value[1:-1] if value[:1] in "\"'" else value)
-        # What follows a harmless name may begin with another: `ValueError: api_key=abc`.
-        parts += [text[end : found.end("sep")], HIDDEN if hides else ""]
-        end = found.end("value" if hides else "sep")
+    while found := names.search(text, end):
+        parts.append(text[end : found.end()])
+        end = found.end()
+        # The value of a harmless name may begin with another name, and is not read: `ValueError: api_key=abc`.
+        value = values.match(text, end) if is_secret(found["name"], "any") else None
+        if value is not None and is_secret(found["name"], value[0][1:-1] if value[0][0] in "\"'" else value[0]):
+            parts.append(HIDDEN)
+            end = value.end()
     return "".join(parts) + text[end:]
+
+
+def _hide_users(word: str) -> str:
+    """Hide the user and the password in addresses: what is before an @, unless it is in a path."""
+    parts, end = [], 0
+    start = word.find("://") + 3
+    while start >= 3 and (at := word.find("@", start)) >= 0:
+        slash = word.find("/", start, at)
+        hides = start < at and (slash < 0 or word.find(":", start, slash) >= 0)
+        if hides:
+            parts += [word[end:start], HIDDEN]
+            end = at
+        start = word.find("://", at if hides else start) + 3
+    return "".join(parts) + word[end:]

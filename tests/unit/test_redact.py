@@ -176,3 +176,10 @@ def test_a_secret_behind_another_name_is_hidden():
 def test_a_long_word_is_read_once():
     # Read from each of its letters, it would take hours.
     assert hide_in_text("x" * 10**6 + " api_key=abc") == "x" * 10**6 + " api_key=***"
+
+
+@pytest.mark.parametrize("piece", ["://", "http://me:", "a=", "key=", "key='", 'token: "', "--key "])
+def test_a_text_of_beginnings_is_read_once(piece):
+    # Read to its end from each of them, it would take minutes.
+    shown = hide_in_text(piece * 10**5 + " http://me:sekret@host")
+    assert shown.endswith("http://***@host") or "sekret" not in shown
