@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import ray
-from ray.exceptions import RayTaskError
+from ray.exceptions import GetTimeoutError, ObjectStoreFullError, RayTaskError
 
 from odd_errors import ODD, Odd
 from roost import CallTimedOut, Channel, Cluster, NodePlacementStrategy, Worker, WorkerFailed, WorkerGroup
@@ -45,6 +45,16 @@ class Both(Worker):
 
     def plain(self) -> str:
         return "plain"
+
+
+class Impatient(Worker):
+    """Its method raises what Ray raises where a program waits in vain, or what Ray raises at all."""
+
+    def fail(self, kind: type[Exception]) -> None:
+        raise kind("told by the worker")
+
+    def take(self, value: Any) -> Any:
+        return value
 
 
 class Chosen(Worker):
@@ -176,6 +186,24 @@ def test_an_odd_exception_is_one_of_its_class_or_says_what_it_was(shared_cluster
         ray.get(group.actor_handles[0].fail.remote(name), timeout=60)
     assert f"{name}" in str(caught.value)
     assert "in odd:0 on node 0" in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", [GetTimeoutError, ObjectStoreFullError])
+def test_an_exception_of_ray_s_that_a_method_raises_is_the_worker_s_and_no_timeout(shared_cluster, kind):
+    with Impatient.create_group().launch(shared_cluster, NodePlacementStrategy([0]), name="impatient") as group:
+        ways = [
+            lambda: group.fail(kind).wait(60),
+            lambda: group.fail(kind).one(),
+            lambda: list(group.fail(kind)),
+            lambda: asyncio.run(group.fail(kind).async_wait(60)),
+            lambda: group.take(group.fail(kind)).wait(60),
+        ]
+        for way in ways:
+            with pytest.raises(kind, match="told by the worker") as caught:
+                way()
+            assert "in impatient:0 on node 0" in notes(caught.value)
+        (outcome,) = group.fail(kind).outcomes(60)
+        assert isinstance(outcome.error, kind)
 
 
 def test_ray_get_of_a_result_says_what_to_write(actor):

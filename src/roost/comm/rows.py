@@ -141,6 +141,8 @@ def _parts(tag: Hashable) -> tuple[Hashable, ...]:
 def count_rows(rows: Any) -> int:
     """Return how many rows there are; ConfigError if that is not clear."""
     if isinstance(rows, Mapping):
+        if not rows:
+            raise ConfigError(f"an empty {type(rows).__name__} has no rows", hint=_KINDS)
         counts = {name: count_rows(value) for name, value in rows.items()}
         if len(set(counts.values())) != 1:
             raise ConfigError(f"the values have different numbers of rows: {shorten(repr(counts), 300)}", hint=_KINDS)
@@ -162,7 +164,8 @@ def take_rows(rows: Any, part: slice) -> Any:
 def join_rows(parts: Sequence[Any]) -> Any:
     """Join rows that several ranks have sent, in their order."""
     first = parts[0]
-    kinds = {(type(part).__name__, tuple(part) if isinstance(part, Mapping) else ()) for part in parts}
+    # The order of a dict does not matter, and its keys may not have one among each other.
+    kinds = {(type(part).__name__, *(sorted(map(repr, part)) if isinstance(part, Mapping) else ())) for part in parts}
     if len(kinds) > 1:
         raise ConfigError(f"the ranks have sent different kinds of rows: {shorten(repr(sorted(kinds)), 300)}")
     if isinstance(first, Mapping):

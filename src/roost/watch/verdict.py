@@ -43,7 +43,7 @@ def _dead(view: RunView) -> Verdict | None:
 
 def _hanging(model: RunModel, view: RunView) -> Verdict | None:
     found = [told for worker in view.workers if (told := _hang(model, view, worker)) is not None]
-    # Whoever hangs on its own comes before those that wait for it.
+    # A worker that hangs on its own comes before those that wait for it.
     found = [told for told in found if not told[0].waits_for] or found
     if not found:
         return None

@@ -239,7 +239,7 @@ class RunView:
     notices: tuple[str, ...]
     """Remarks on the figures, such as a clock that differs."""
     verdict: Verdict | None = None
-    """What limits it, where somebody has judged."""
+    """The verdict on what limits it; None before `judge` was called."""
 
     @property
     def counts(self) -> dict[State, int]:

@@ -109,7 +109,7 @@ def take(value: Any, part: slice) -> Any:
         ("text", "a str has no rows"),
         (b"x", "a bytes has no rows"),
         ({1, 2}, "a set has no rows"),
-        ({}, "different numbers of rows"),
+        ({}, "an empty dict has no rows"),
         ({"a": [1], "b": [1, 2]}, "different numbers of rows: {'a': 1, 'b': 2}"),
         ({"a": 1}, "a int has no rows"),
         (np.float64(3), "without dimensions"),
@@ -130,6 +130,12 @@ def test_the_size_of_the_other_group_is_checked(world_size):
         worker.recv_from("other", world_size=world_size)
     with pytest.raises(ConfigError, match="not known in a process without Ray"):
         worker.recv_from("other")
+
+
+def test_the_order_of_a_dict_does_not_matter_and_its_keys_need_none():
+    assert join_rows([{"a": [1], "b": [2]}, {"b": [4], "a": [3]}]) == {"a": [1, 3], "b": [2, 4]}
+    with pytest.raises(ConfigError, match="different kinds of rows"):
+        join_rows([{1: [1]}, {"b": [2]}])
 
 
 def test_rows_of_different_kinds_and_shapes_are_refused():

@@ -152,7 +152,7 @@ def carry(
         trace = trace.tb_next
     outer = error
     if isinstance(error, RayTaskError) and not isinstance(error.cause, RayError):
-        # What ray.get raised for a failure of another worker: its class is made anew in each process.
+        # What ray.get raised for a failure of another worker: each process makes a class of its own for it.
         error = error.cause
     kind = type(error)
     name = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"

@@ -25,7 +25,7 @@ from roost.deadline import NEVER, Deadline
 from roost.errors import CallTimedOut, ClusterError, ConfigError, WorkerDied
 from roost.runtime.connect.calls import get
 from roost.runtime.events.waits import waiting
-from roost.runtime.failures.failure import DEATHS, Failure, FailureKind, asked_at, make_error
+from roost.runtime.failures.failure import DEATHS, Failure, FailureKind, asked_at, failures_in, make_error
 from roost.runtime.failures.meanwhile import with_meanwhile
 from roost.runtime.limits import GRACE_SECONDS, SLICE_SECONDS, TRANSFER_SECONDS
 from roost.runtime.process.identity import WorkerIdentity
@@ -168,27 +168,28 @@ class CallResult(Passable, Generic[Value]):
     def wait(self, timeout: float | None = None) -> list[Value]:
         """Return the values in rank order. Raises as soon as one worker fails; CallTimedOut names the late ranks."""
         seconds = self._begin(timeout)
-        try:
-            return self._wait(Deadline.after(seconds))
-        except GetTimeoutError:
-            late = self._late()
-        if not late:
-            # All have answered, and large values may still be on their way from other nodes.
-            with contextlib.suppress(GetTimeoutError):
-                return self._wait(Deadline.after(TRANSFER_SECONDS))
+        # When all have answered in time, large values may still be on their way from other nodes.
+        for left in (seconds, TRANSFER_SECONDS):
+            try:
+                return self._wait(Deadline.after(left))
+            except GetTimeoutError as error:
+                if failures_in(error):
+                    raise
+            if late := self._late():
+                break
         raise self._timed_out(seconds, late or self._ranks)
 
     def _wait(self, deadline: Deadline) -> list[Value]:
-        """Return the values; GetTimeoutError at the deadline."""
+        """Return the values; GetTimeoutError at the deadline, or one that a worker raised."""
         try:
             with self._waiting(), self._members.context.stop:
                 replies = self._send(deadline)
                 if self._source_reports:
                     self._wait_for_reports([*self._source_reports, *(report for report, _ in replies)], deadline)
                 found = get([value for _, value in replies], deadline.timeout)
-        except GetTimeoutError:
-            raise
-        except RayError:
+        except RayError as error:
+            if isinstance(error, GetTimeoutError) and not failures_in(error):
+                raise
             raise self._failed(deadline) from None
         return list(found)
 
@@ -251,9 +252,9 @@ class CallResult(Passable, Generic[Value]):
                 with self._waiting(), self._members.context.stop:
                     (ready,) = wait_for(self._members.context, wanted, 1, deadline)
                     value = get(ready, deadline.timeout)
-            except GetTimeoutError:
-                raise self._timed_out(seconds, pending) from None
-            except RayError:
+            except RayError as error:
+                if isinstance(error, GetTimeoutError) and not failures_in(error):
+                    raise self._timed_out(seconds, pending) from None
                 raise self._failed() from None
             if ready in sources:
                 if value.failure is not None:
@@ -519,11 +520,11 @@ def lost_value(context: JobControl, error: BaseException, sources: Sequence[Pass
     cause = getattr(error, "cause", None)
     if isinstance(error, RayTaskError) and "input arguments for this task could not be computed" in str(error):
         # A value that cannot be sent, which its call did not report: Ray's text alone says whose it is.
-        method, pid = _CALL.findall(str(error))[-1]
-        makers = {who.address: who for source in sources if source.method == method for who in source.workers}
-        for record in context.worker_manager.get_workers(list(makers)) if makers else ():
-            if record.pid == int(pid):
-                return replace(context.describe(makers[record.address], error), method=method)
+        for method, pid in _CALL.findall(str(error))[-1:]:
+            makers = {who.address: who for source in sources if source.method == method for who in source.workers}
+            for record in context.worker_manager.get_workers(list(makers)) if makers else ():
+                if record.pid == int(pid):
+                    return replace(context.describe(makers[record.address], error), method=method)
     if not isinstance(error, RayTaskError) or not isinstance(cause, (*DEATHS, ObjectLostError)):
         return None
     lost_id = getattr(cause, "object_ref_hex", None)

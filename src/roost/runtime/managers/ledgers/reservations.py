@@ -86,7 +86,7 @@ class SlotLedger:
         drafts = self._drafts.pop(user, set())
         if gone:
             return gone, list(drafts)
-        # Ray gave them anew: their placement groups were removed, and with them their users' hold.
+        # Ray gave them again: their placement groups were removed, and with them the hold of their users.
         self.drop([slot.piece for slot in new if slot.piece in self._slots])
         self._slots = slots
         self._users.setdefault(user, {}).update(shares)
