@@ -149,6 +149,14 @@ def test_a_pool_that_is_closed_under_its_groups_names_them_and_is_given_back_wit
     left[0].close()
 
 
+def test_a_pool_is_not_used_by_a_group_that_has_its_name(free_cluster):
+    pool = free_cluster.reserve_seats([1, 1], name="same")
+    with launch(free_cluster, NodePlacementStrategy([0]), "same"):
+        pool.close()
+    with pytest.raises(PlacementError, match=r"'same' has no seats \[::0\]"):
+        pool[::0]
+
+
 def test_a_placement_group_that_is_removed_from_outside_is_noticed_and_named(free_cluster):
     with free_cluster.reserve_seats([2, 1]) as pool:
         first, second = pool.placement_groups

@@ -17,6 +17,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 from ray.job_config import JobConfig
+from ray.util.client import ray as ray_client
 
 from roost.errors import ClusterError, ConfigError, NodesMissing
 from roost.machine.processes import account
@@ -92,13 +93,17 @@ def borrow(
 
     Ray tells nobody that it shuts down, so `ray.shutdown` is replaced by a function that calls `on_shutdown` first.
     """
+    if ray_client.is_connected():  # type: ignore[no-untyped-call]
+        raise ConfigError(
+            "this process is connected through the Ray client, which cannot place workers on nodes",
+            hint="run on a node of the cluster, and give the address that `ray start --head` printed",
+        )
     context = ray.get_runtime_context()
-    asked = {"address": address, "namespace": namespace, "working_dir": working_dir}
-    there = {"address": context.gcs_address, "namespace": context.namespace, "working_dir": None}
-    for name, value in asked.items():
-        if value not in (None, "auto", there[name]):
+    there = {"address": context.gcs_address, "namespace": context.namespace, "working_dir": "what ray.init was given"}
+    for name, value in (("address", address), ("namespace", namespace), ("working_dir", working_dir)):
+        if value not in (None, there[name]) and (name, value) != ("address", "auto"):
             raise ConfigError(
-                f"this process called ray.init, and {name} is {value!r}, not {there[name]!r}",
+                f"this process called ray.init, and {name} is {value!r}, not {there[name]}",
                 hint=f"give {name} to ray.init, or leave ray.init out: the Cluster connects by itself",
             )
     theirs = ray.shutdown
@@ -110,12 +115,14 @@ def borrow(
     @functools.wraps(theirs)
     def shutdown(*args: Any, **kwargs: Any) -> None:
         give_back()
-        on_shutdown()
-        theirs(*args, **kwargs)
+        try:
+            on_shutdown()
+        finally:
+            theirs(*args, **kwargs)
 
     head = Head(context.gcs_address)
-    head.use()
     _watch_head(head, lambda: None)
+    head.use()
     ray.shutdown = shutdown
     job = context.get_job_id()
     return Connection(head=head, namespace=context.namespace, ray_job=job, guard=None, give_back=give_back)

@@ -19,7 +19,7 @@ from roost.config.hardware import ACCELERATOR, BARE_NODE
 from roost.config.node_groups import CLUSTER
 from roost.config.ranks import MAX_PROCESSES
 from roost.config.topology import HasTopology, Stretch, topology_of
-from roost.errors import ClusterError, ConfigError, PlacementError
+from roost.errors import ClusterError, ConfigError, ManagerDied, PlacementError
 from roost.placement.placement import Listed, Placement
 from roost.placement.plan import Piece, Plan, pieces_of
 from roost.placement.strategies import PlacementStrategy, place_at
@@ -122,7 +122,7 @@ class Pool:
         if self._is_part:
             hint = "close the pools that reserve_seats returned"
             raise ConfigError(f"{self!r} is a part of a pool, or a sum of pools", hint=hint)
-        users = self._users()
+        users = self._users(timeout)
         for reservation in self._reservations:
             reservation.close(timeout)
         if users:
@@ -131,13 +131,18 @@ class Pool:
                 hint="close the groups first; their seats stay reserved until they are closed",
             )
 
-    def _users(self) -> list[str]:
+    def _users(self, timeout: float) -> list[str]:
         """Return the groups of this process that use seats of the pool, unless it is closed."""
         context, mine = self._context, set(self.slots)
         if self.is_closed or not mine or not (context.open_groups and context.is_connected and context.is_reachable):
             return []
-        held = [item for item in context.node_manager.get_slots() if item.slot in mine]
-        return sorted({name_of(user) for item in held for user, _ in item.users} & context.open_groups.keys())
+        own = {reservation.user for reservation in self._reservations}
+        # Where the manager is gone for good, the placement groups go with the job.
+        with contextlib.suppress(ManagerDied):
+            held = [item for item in context.node_manager.within(timeout).get_slots() if item.slot in mine]
+            users = {user for item in held for user, _ in item.users} - own
+            return sorted(set(map(name_of, users)) & context.open_groups.keys())
+        return []
 
     def __getitem__(self, which: SupportsIndex | slice) -> Pool:
         """Return a smaller pool: one seat, or a slice of them; PlacementError if they are not all there."""
@@ -146,6 +151,8 @@ class Pool:
         with contextlib.suppress(IndexError, TypeError, ValueError):
             found = self.seats[which] if isinstance(which, slice) else (self.seats[which],)
         if not found or any(isinstance(bound, int) and abs(bound) > len(self) for bound in bounds):
+            if isinstance(which, slice) and which.step is not None:
+                bounds.append(which.step)
             asked = ":".join("" if bound is None else shorten(repr(bound)) for bound in bounds)
             raise PlacementError(
                 f"{self.name!r} has no seats [{asked}]: it has {plural(len(self), 'seat')}",

@@ -24,7 +24,8 @@ class Reservation:
 
     def __init__(self, context: JobControl, user: str, slots: Iterable[Slot]) -> None:
         self._context = context
-        self._user = user
+        self.user = user
+        """The name under which the job's manager keeps it."""
         self.slots = tuple(sorted(slots, key=lambda slot: slot.piece))
         """The placement group and the bundle of each accelerator, in the order of nodes and accelerators."""
         self.is_closed = False
@@ -42,7 +43,7 @@ class Reservation:
                 raise self._context.connection.head.gone(f": {self!r} is not released")
             # If the job's manager is gone for good, its placement groups go with the job.
             with contextlib.suppress(ManagerDied):
-                self._context.node_manager.within(timeout).release_slots(self._user)
+                self._context.node_manager.within(timeout).release_slots(self.user)
         self.is_closed = True
 
     def __enter__(self) -> Reservation:

@@ -90,7 +90,7 @@ class Reserver:
     def reserve(self, shares: Shares, components: Components) -> list[Slot]:
         """Return slots for all of these accelerators, including those that the job has; else AcceleratorsTaken."""
         nodes, short = self._context.nodes, set[Piece]()
-        with self._undone(), until(self._deadline):
+        with self.undone(), until(self._deadline):
             while True:
                 there, missing = self._ask(shares)
                 # A try briefly takes what others may want: skip it while it is known to fail.
@@ -154,7 +154,7 @@ class Reserver:
         self, choices: Callable[[], Iterable[list[Ask]]], nodes: Sequence[NodeInfo], count: int
     ) -> list[Slot]:
         """Try the choices again and again until Ray can place all groups of one."""
-        with self._undone(), until(self._deadline):
+        with self.undone(), until(self._deadline):
             while True:
                 self._context.check_open()
                 # If there is not a CPU for each, take the accelerators without.
@@ -187,7 +187,7 @@ class Reserver:
         return []
 
     @contextlib.contextmanager
-    def _undone(self) -> Iterator[None]:
+    def undone(self) -> Iterator[None]:
         """Release everything if the block raises; afterwards nothing is waited for."""
         try:
             yield
@@ -392,12 +392,14 @@ def reserve_accelerators(
     """
     user = f"{name}#{secrets.token_hex(4)}"
     if seats:
-        lost = describe_loss(context, seats)
-        # Another thread may close the pool meanwhile.
-        if lost or context.node_manager.take_slots(user, dict(shares), []):
-            why = lost or "its pool was closed"
-            raise ReservationLost(f"{name!r} cannot be launched: {why}", hint="close the pool and reserve seats again")
-        return Reservation(context, user, seats)
+        with Reserver(context, user, timeout).undone():
+            lost = describe_loss(context, seats)
+            # Another thread may close the pool meanwhile.
+            if lost or context.node_manager.take_slots(user, dict(shares), []):
+                why = lost or "its pool was closed"
+                hint = "close the pool and reserve seats again"
+                raise ReservationLost(f"{name!r} cannot be launched: {why}", hint=hint)
+            return Reservation(context, user, seats)
     slots = Reserver(context, user, timeout).reserve(shares, components) if shares else []
     return Reservation(context, user, slots)
 
