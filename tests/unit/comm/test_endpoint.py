@@ -1122,3 +1122,26 @@ def test_a_send_that_is_held_up_is_recorded_as_one_wait(monkeypatch):
     thread.join(30)
     assert waits.began == waits.ended == ["b:0"]
     pair.close()
+
+
+def test_a_process_that_is_looked_for_in_the_moment_in_which_it_connects_has_one_wire(pair):
+    endpoint = pair.two.endpoint
+    lock, begun = endpoint.lock, []
+
+    class Late:
+        """The lock of the endpoint, before which another thread is quicker once."""
+
+        def __enter__(self) -> None:
+            if not begun and sys._getframe(1).f_code.co_name == "admit":
+                begun.append(endpoint.peer("a:0"))
+            lock.acquire()
+
+        def __exit__(self, *_: object) -> None:
+            lock.release()
+
+    endpoint.lock = Late()
+    pair.one.send("first", "b:0")
+    assert pair.two.receive("a:0").wait(30) == "first"
+    assert begun == [endpoint.peers["a:0"]]
+    pair.two.send("second", "a:0")
+    assert pair.one.receive("b:0").wait(30) == "second"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -16,15 +16,25 @@ from roost.comm.rows import join_rows
 from roost.testing import as_worker
 
 _numbers = itertools.count()
+_made: list[Worker] = []
+
+
+@pytest.fixture(autouse=True)
+def _end_all() -> Iterator[None]:
+    """End what the workers of a test have begun."""
+    yield
+    while _made:
+        _made.pop()._roost_messages.endpoint.close()
 
 
 def make(size: int) -> list[Worker]:
     """The workers of a new group."""
-    name = f"group{next(_numbers)}"
+    name = f"rows{next(_numbers)}"
     made = []
     for rank in range(size):
         with as_worker(rank=rank, world_size=size, group_name=name):
             made.append(Worker())
+    _made.extend(made)
     return made
 
 

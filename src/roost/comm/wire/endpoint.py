@@ -358,6 +358,8 @@ class Endpoint:
         with self.lock:
             if self.is_closed:
                 return self._about(verdict="lost", session="", received=0), None
+            # Another thread may have begun to look for that process meanwhile: there is one wire to it.
+            peer = peer or self.peers.get(info.address)
             if peer is None:
                 peer = self.peers[info.address] = Peer(self, info.address)
         mine = peer.epoch_tried if peer.dialing is not None else peer.epoch if peer.is_open else 0
