@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import multiprocessing
+
 import pytest
 
 from roost import ConfigError
@@ -60,14 +62,27 @@ class Teller(Worker):
         found = self.recv_from("worker_group_Teller", channel, tag="obs", batch_size=total, **options)
         return await found.async_wait() if options.get("async_op") else found
 
+    def start_rank(self):
+        spawn = multiprocessing.get_context("spawn")
+        self._child = spawn.Process(target=be_rank, args=(self.worker_address, 2, 1), daemon=True)
+        self._child.start()
+        return self.recv(self.worker_address.get_name(), 1)
+
     def attached(self, name: str):
         return WorkerGroup.from_group_name(Teller, name).execute_on(1).where().wait()
+
+
+def be_rank(parent, world_size, rank):
+    worker = Worker(parent_address=parent, world_size=world_size, rank=rank)
+    name, accelerators = worker.worker_address.get_name(), worker.worker_info.available_accelerators
+    about = name, worker._rank, worker._world_size, worker._group_name, worker.get_parent_rank(), accelerators
+    worker.send(about, parent.root_group_name, parent.rank)
 
 
 @pytest.mark.usefixtures("roost_local_cluster")
 def test_a_program_in_rlinf_s_words():
     with Cluster(num_nodes=0) as cluster:
-        assert (cluster.num_nodes, cluster._num_nodes, Cluster.has_initialized()) == (4, 4, True)
+        assert (cluster.num_nodes, cluster._num_nodes) == (4, 4)
         group = Teller.create_group("hi").launch(
             cluster,
             PackedPlacementStrategy(4, 7),
@@ -101,6 +116,8 @@ def test_a_program_in_rlinf_s_words():
             other.put(channel, key).wait()
             assert group.execute_on(3).get(channel, key).wait() == [("roost.compat.rlinf.channels", {"from": 0})]
         assert not channel.is_local
+        started = group.execute_on(2).start_rank().wait()
+        assert started == [("worker_group_Teller:2:1", 1, 2, "worker_group_Teller:2", 2, [6])]
 
         for options in ({}, {"async_op": True}, {"enable_p2p": True}, {"route_key": 7}):
             sent = group.give(channel, 3, **options)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +14,7 @@ import ray
 
 import roost
 from roost import Channel, Cluster, ConfigError, NodePlacementStrategy, Worker, WorkerDied, WorkerGroup
+from waiting import is_gone, wait_until
 from workers import Performer
 
 TWO = NodePlacementStrategy([0, 1])
@@ -147,6 +150,103 @@ def test_a_batch_goes_from_the_ranks_of_a_group_to_those_of_another(shared_clust
         givers[1].end()
         with pytest.raises(WorkerDied, match="givers:1"):
             taken.wait(60)
+
+
+class Engine(Worker):
+    """Starts processes of its own that are workers, too."""
+
+    def start(self, size: int) -> list[Any]:
+        spawn = multiprocessing.get_context("spawn")
+        self.heard: Any = spawn.Queue()
+        arguments = [(str(self.address), size, rank, self.heard) for rank in range(size)]
+        self.children = [spawn.Process(target=be_child, args=each, daemon=True) for each in arguments]
+        for child in self.children:
+            child.start()
+        return sorted(self.heard.get(timeout=60) for _ in self.children)
+
+    def ask(self, size: int) -> list[Any]:
+        for rank in range(size):
+            self.send(("hello", rank), self.address, rank)
+        return [self.recv(self.address, rank, timeout=60) for rank in range(size)]
+
+    def kill(self, rank: int) -> None:
+        self.children[rank].kill()
+
+    def adopt(self, parent: str) -> str:
+        return str(Worker(parent_address=parent, world_size=2, rank=1).address)
+
+    def pids(self) -> list[int]:
+        return [os.getpid(), *(child.pid for child in self.children)]
+
+    def hear(self, name: str, rank: int) -> Any:
+        return self.recv(name, rank, timeout=60)
+
+
+def be_child(parent: str, size: int, rank: int, heard: Any) -> None:
+    worker = Worker(parent_address=parent, world_size=size, rank=rank)
+    place = worker.placement
+    heard.put((str(worker.address), worker.group_name, worker.world_size, place.cluster_node_rank, place.local_rank))
+    said, number = worker.recv("engine", 0, timeout=60)
+    worker.send(number, parent, (rank + 1) % size)
+    worker.send((said, worker.recv(parent, (rank - 1) % size, timeout=60)), "engine", 0)
+    # Until it is ended.
+    worker.recv("engine", 0)
+
+
+def test_a_process_that_a_worker_starts_is_a_worker_of_its_own(shared_cluster):
+    with Engine.create_group().launch(shared_cluster, NodePlacementStrategy([1]), name="engine") as group:
+        assert group.start(2).wait(120) == [[(f"engine:0:{rank}", "engine:0", 2, 1, rank) for rank in range(2)]]
+        assert group.ask(2).wait(60) == [[("hello", 1), ("hello", 0)]]
+        group.kill(1).wait(60)
+        with pytest.raises(WorkerDied, match="engine:0:1"):
+            group.hear("engine:0", 1).wait(60)
+
+
+def test_a_process_that_a_worker_starts_ends_with_it_however_it_ends(shared_cluster):
+    with Engine.create_group().launch(shared_cluster, TWO, name="engine") as group:
+        first = group.on(0)
+        first.start(2).wait(120)
+        pids = first.pids().wait(60)[0]
+        os.kill(pids[0], signal.SIGKILL)
+        wait_until(lambda: all(is_gone(pid) for pid in pids), "all ended")
+        with pytest.raises(WorkerDied, match="engine:0:7"):
+            group.on(1).hear("engine:0", 7).wait(60)
+
+
+def test_a_process_of_no_worker_of_the_job_is_refused(shared_cluster):
+    with Engine.create_group().launch(shared_cluster, NodePlacementStrategy([0]), name="engine") as group:
+        for name in ("engine:1", "other:0"):
+            with pytest.raises(ConfigError, match=f"no worker '{name}'"):
+                group.adopt(name).wait(60)
+        assert group.adopt("engine:0").wait(60) == ["engine:0:1"]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"parent_address": None, "world_size": 2, "rank": 0},
+        {"parent_address": "actor", "world_size": 2, "rank": 0},
+        {"parent_address": 3, "world_size": 2, "rank": 0},
+        {"parent_address": "0", "world_size": 2, "rank": 0},
+        {"parent_address": ":0", "world_size": 2, "rank": 0},
+        {"parent_address": "actor:\u00b2", "world_size": 2, "rank": 0},
+        {"parent_address": "actor:0", "rank": 0},
+        {"parent_address": "actor:0", "world_size": 2},
+        {"parent_address": "actor:0", "world_size": 2, "rank": 2},
+        {"parent_address": "actor:0", "world_size": 2, "rank": -1},
+        {"parent_address": "actor:0", "world_size": "2", "rank": 0},
+        {"world_size": 2, "rank": 0},
+    ],
+    ids=str,
+)
+def test_a_child_without_a_place_is_refused(wrong):
+    with pytest.raises(ConfigError, match=r"parent_address is|rank is"):
+        Worker(**wrong)
+
+
+def test_a_child_in_a_plain_process_is_for_tests():
+    child = Worker(parent_address="actor:0", world_size=2, rank=1)
+    assert (child.address, child.group_name, child.rank, child.world_size) == ("actor:0:1", "actor:0", 1, 2)
 
 
 @pytest.fixture

@@ -354,7 +354,7 @@ def test_durations_come_by_tag_and_rank_and_are_reduced(actor):
     assert largest >= 0.05
     assert actor[0:2].timed().consume_durations("min")["half"] < largest
     assert set(actor.rank_of().consume_durations("mean")) == {"rank_of"}
-    with pytest.raises(ConfigError, match="reduction is 'sum'"):
+    with pytest.raises(ConfigError, match="reduction_type is 'sum'"):
         actor.rank_of().consume_durations("sum")
 
 

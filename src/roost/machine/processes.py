@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import select
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -145,6 +147,18 @@ def one_line(words: Sequence[str], most: int) -> str:
 def die_with_parent() -> None:
     """Let the kernel kill this process when the thread that started it ends; on other systems than Linux do nothing."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def die_with(pid: int) -> None:
+    """Let a thread kill this process when another one ends that need not be its parent; only on Linux."""
+
+    def watch() -> None:
+        with contextlib.suppress(ProcessLookupError):
+            select.select([os.pidfd_open(pid)], [], [])
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    if hasattr(os, "pidfd_open"):
+        threading.Thread(target=watch, name="roost-die-with", daemon=True).start()
 
 
 def end_sibling(pid: int, seconds: float) -> bool:

@@ -7,18 +7,22 @@ from __future__ import annotations
 
 import inspect
 import logging
+import os
 import sys
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from roost.config.node_groups import DeclaredHardware
 from roost.errors import ConfigError
+from roost.machine.processes import die_with
 from roost.placement.placement import Placement
 from roost.runtime.events.emitter import emitter
+from roost.runtime.managers.job_info import JOB_VARIABLE, job_of
 from roost.runtime.process.addresses import WorkerAddress
-from roost.runtime.process.identity import Master, WorkerIdentity, alone, current_identity, current_master
+from roost.runtime.process.identity import Master, WorkerIdentity, alone, assume, current_identity, current_master
 from roost.runtime.process.output import WORKER_LOG
 from roost.runtime.process.timers import timed, timer
 from roost.text import shorten
@@ -69,8 +73,17 @@ class PlacedWorker:
         _current = weakref.ref(worker)
         return worker
 
-    def __init__(self) -> None:
+    def __init__(
+        self, *, parent_address: str | None = None, world_size: int | None = None, rank: int | None = None
+    ) -> None:
+        """Take nothing, except in a process that a worker has started itself, as an engine starts its ranks.
+
+        There `Worker(parent_address="rollout:0", world_size=2, rank=1)` is `rollout:0:1`: it joins the job, and others
+        reach it as rank 1 of the group `rollout:0`.
+        """
         super().__init__()
+        if (parent_address, world_size, rank) != (None, None, None):
+            object.__setattr__(self, "_identity", _join_parent(parent_address, world_size, rank))
 
     @classmethod
     def create_group(cls, *args: Any, **kwargs: Any) -> GroupDraft[Self]:
@@ -223,3 +236,37 @@ def group_of(cls: type[Value], /, *args: Any, **kwargs: Any) -> GroupDraft[Value
     from roost.runtime.groups.group import GroupDraft  # as in create_group
 
     return GroupDraft(cls, own_methods(cls), args, kwargs)
+
+
+def _join_parent(parent: Any, world_size: Any, rank: Any) -> WorkerIdentity:
+    """Join the job of a worker that has started this process, and return the identity of its rank in here.
+
+    In a process without a job it is a worker of a test.
+    """
+    group, _, number = parent.rpartition(":") if isinstance(parent, str) else ("", "", "")
+    if not group or not number.isdecimal():
+        raise ConfigError(f"parent_address is {parent!r}: it is that of a worker", hint="for example 'rollout:0'")
+    if type(world_size) is not int or type(rank) is not int or not 0 <= rank < world_size:
+        raise ConfigError(f"rank is {rank!r} and world_size {world_size!r}: ranks are from 0 to world_size - 1")
+    mark = os.environ.get(JOB_VARIABLE, "")
+    if not mark:
+        return alone(parent, rank, world_size)
+    from roost.runtime.cluster import Cluster  # a worker in a plain process needs no Ray
+
+    is_new = current_identity() is None
+    address, namespace = job_of(mark)
+    # A worker may be the parent of another one in its own process, which has its job.
+    cluster = Cluster(address=address, namespace=namespace, quiet=True) if is_new else Cluster()
+    found = [item for record in cluster.worker_manager.get_groups() for item in record.identities]
+    own = next((item for item in found if item.address == parent), None)
+    if own is None:
+        hint = "a worker starts such a process in a method: its group is not there before all were constructed"
+        raise ConfigError(f"the job has no worker {str(parent)!r}", hint=hint)
+    placement = replace(own.placement, rank=rank, local_rank=rank, local_world_size=world_size)
+    identity = replace(own, group_name=str(parent), placement=placement, world_size=world_size)
+    if is_new:
+        if pid := cluster.worker_manager.get_workers([parent])[0].pid:
+            # Otherwise it would hold the accelerators of a worker that has died.
+            die_with(pid)
+        assume(identity)
+    return identity

@@ -60,6 +60,15 @@ def test_a_worker_may_be_ready_before_it_is_registered():
     assert ledger.get(["a"])[0].pid == 7
 
 
+def test_what_a_dead_worker_would_have_started_does_not_come():
+    ledger = WorkerLedger()
+    ledger.register([record("engine:0")], now=1)
+    later = ["engine:0:1", "engine:0:tool:1", "engine:1:0", "engine", "other:0"]
+    assert not any(map(ledger.will_not_come, ["engine:0", *later]))
+    ledger.update(WorkerState.DEAD, {"engine:0": None}, now=2)
+    assert list(map(ledger.will_not_come, ["engine:0", *later])) == [True, True, True, False, False, False]
+
+
 def test_a_communication_group_is_created_once():
     ledger = CollectiveLedger()
     group = CollectiveGroup(name="g", members=("a", "b"), node_rank=0, address="x", port=1)

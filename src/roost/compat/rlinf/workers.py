@@ -55,10 +55,6 @@ class Cluster(clusters.Cluster):
     def _num_nodes(self) -> int:
         return self.num_nodes
 
-    @classmethod
-    def has_initialized(cls) -> bool:
-        return clusters.Cluster._current is not None
-
 
 class WorkerRank(NamedTuple):
     """One worker of a group."""
@@ -175,12 +171,8 @@ class Worker(RoutingWorker, comm_worker.Worker):  # type: ignore[misc]
     _local_rank = fact(lambda _: int(os.environ.get("LOCAL_RANK", "-1")))
     _local_world_size = fact(lambda _: int(os.environ.get("LOCAL_WORLD_SIZE", "-1")))
     _node_local_rank = fact(lambda worker: worker.placement.local_rank)
-    _node_local_world_size = fact(lambda worker: worker.placement.local_world_size)
     _cluster_node_rank = fact(lambda worker: worker.placement.cluster_node_rank)
     _local_accelerator_rank = fact(lambda worker: worker.placement.local_accelerator_rank)
-    _local_hardware_ranks = fact(lambda worker: worker.placement.local_hardware_ranks)
-    _isolate_gpu = fact(lambda worker: worker.placement.isolate_accelerator)
-    _worker_name = fact(lambda worker: worker._identity.address)
     worker_address = fact(lambda worker: worker.address)
     has_accelerator = fact(lambda worker: worker.accelerator_type != AcceleratorType.NO_ACCEL)
     hardware_type = fact(lambda worker: worker.placement.hardware_type)

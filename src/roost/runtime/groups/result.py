@@ -89,7 +89,7 @@ class PassedCall:
         arrived = look_at(self.reports)
         for worker, ref in zip(self.workers, self.reports, strict=True):
             try:
-                error = ray.get(ref).failure if ref in arrived else None
+                error = ray.get(ref)[1] if ref in arrived else None
             except RayError as raised:
                 error = raised
             if error is not None:
@@ -202,7 +202,7 @@ class CallResult(Passable, Generic[Value]):
         while pending:
             wait_for(self._members.context, list(pending), 1, deadline)
             arrived = look_at(list(pending))
-            if any(report.failure is not None for report in get(list(arrived), deadline.timeout)):
+            if any(failure is not None for _, failure in get(list(arrived), deadline.timeout)):
                 raise RayError("a call has failed")
             pending -= arrived
 
@@ -257,7 +257,8 @@ class CallResult(Passable, Generic[Value]):
                     raise self._timed_out(seconds, pending) from None
                 raise self._failed() from None
             if ready in sources:
-                if value.failure is not None:
+                _, failure = value
+                if failure is not None:
                     raise self._failed()
                 del sources[ready]
                 continue
@@ -301,7 +302,7 @@ class CallResult(Passable, Generic[Value]):
         """Return the value of a rank that has answered, or its failure."""
         report, value = reply
         try:
-            found = ray.get(report).failure
+            _, found = ray.get(report)
             if found is None:
                 return ray.get(value), None
         except RayError as error:
@@ -324,7 +325,7 @@ class CallResult(Passable, Generic[Value]):
         for rank, (report, _), own in replies:
             # Also of the workers that succeeded where another failed.
             with contextlib.suppress(RayError), self._waiting(), self._members.context.stop:
-                own.update(get(report).durations)
+                own.update(get(report)[0])
             for tag, seconds in own.items():
                 by_tag.setdefault(tag, {})[rank] = seconds
         self._has_durations = False
@@ -463,8 +464,7 @@ class CallResult(Passable, Generic[Value]):
                 self._begin(None)
                 done, pending = await asyncio.wait(pending, timeout=SLICE_SECONDS, return_when=until)
                 failed = any(
-                    answer.exception() or (answer in of_sources and answer.result().failure is not None)
-                    for answer in done
+                    answer.exception() or (answer in of_sources and answer.result()[1] is not None) for answer in done
                 )
         if failed:
             raise await asyncio.to_thread(self._failed)

@@ -66,6 +66,16 @@ def driver_of(mark: str) -> int | None:
     return int(pid) if pid.isdigit() else None
 
 
+def job_of(mark: str) -> tuple[str, str]:
+    """Return Ray's address and the namespace of the job in a value of ROOST_JOB.
+
+    >>> job_of("127.3.4.1:6379|roost:head:4711:1797000000/actor:3")
+    ('127.3.4.1:6379', 'roost')
+    """
+    cluster, _, rest = mark.partition("|")
+    return cluster, rest.rpartition("/")[0].rsplit(":", 3)[0]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobView:
     """All that a process needs to attach to a job, in one answer."""

@@ -151,11 +151,6 @@ class ModelParallelComponentPlacement(ComponentPlacement, model_parallel.ModelPa
     def _rollout_sync_mode(self) -> RolloutSyncMode:
         return RolloutSyncMode.COLLOCATED if self.is_collocated else RolloutSyncMode.DISAGGREGATED
 
-    @property
-    def reward_world_size(self) -> int:
-        """How many processes the reward has."""
-        return self.get_world_size("reward")
-
     def has_dedicated_inference_for_role(self, role: str) -> bool:
         """Whether the role's log probabilities are computed on accelerators of their own."""
         return role == "actor" and self.has_dedicated_inference

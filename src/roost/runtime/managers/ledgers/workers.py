@@ -157,9 +157,15 @@ class WorkerLedger:
         return list(self._groups.values())
 
     def will_not_come(self, address: str) -> bool:
-        """Whether a worker is dead and will not be restarted; one that is not registered may still be launched."""
+        """Whether a worker is dead and will not be restarted; one that is not registered may still be launched.
+
+        What a worker starts ends with it.
+        """
         worker = self._workers.get(address)
-        if worker is None or worker.state is not WorkerState.DEAD:
+        if worker is None:
+            parent = address.rpartition(":")[0]
+            return bool(parent) and self.will_not_come(parent)
+        if worker.state is not WorkerState.DEAD:
             return False
         group = self._groups.get(worker.group)
         return group is None or not group.restarts_left or not group.restarts_left[worker.rank]
