@@ -181,5 +181,5 @@ def test_a_long_word_is_read_once():
 @pytest.mark.parametrize("piece", ["://", "http://me:", "a=", "key=", "key='", 'token: "', "--key "])
 def test_a_text_of_beginnings_is_read_once(piece):
     # Read to its end from each of them, it would take minutes.
-    shown = hide_in_text(piece * 10**5 + " http://me:sekret@host")
+    shown = hide_in_text(piece * 10**4 + " http://me:sekret@host")
     assert shown.endswith("http://***@host") or "sekret" not in shown
