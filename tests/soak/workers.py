@@ -172,7 +172,12 @@ def inside(manager: RolloutManager, timeout: float, folder: Path, who: str, op: 
     """Hold the lock for a moment, and write it down if another one holds it too."""
     import fcntl
 
-    with manager.lock(timeout), (folder / "inside").open("a+") as file:
+    with manager.lock(timeout), contextlib.ExitStack() as stack:
+        try:
+            file = stack.enter_context((folder / "inside").open("a+"))
+        except OSError as error:
+            # A process that is starved of descriptors: this code is the user's.
+            raise Oops(f"cannot open its file: {error}") from error
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
