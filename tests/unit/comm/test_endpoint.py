@@ -1141,6 +1141,8 @@ def test_a_process_that_is_looked_for_in_the_moment_in_which_it_connects_has_one
 
     endpoint.lock = Late()
     pair.one.send("first", "b:0")
+    # A receive would begin to look for it, too.
+    wait_until(lambda: begun, "it connects")
     assert pair.two.receive("a:0").wait(30) == "first"
     assert begun == [endpoint.peers["a:0"]]
     pair.two.send("second", "a:0")

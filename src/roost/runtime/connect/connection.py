@@ -17,7 +17,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 from ray.job_config import JobConfig
-from ray.util.client import ray as ray_client
+from ray.util import client
 
 from roost.errors import ClusterError, ConfigError, NodesMissing
 from roost.machine.processes import account
@@ -93,7 +93,7 @@ def borrow(
 
     Ray tells nobody that it shuts down, so `ray.shutdown` is replaced by a function that calls `on_shutdown` first.
     """
-    if ray_client.is_connected():  # type: ignore[no-untyped-call]
+    if client.ray.is_connected():  # type: ignore[no-untyped-call]
         raise ConfigError(
             "this process is connected through the Ray client, which cannot place workers on nodes",
             hint="run on a node of the cluster, and give the address that `ray start --head` printed",
