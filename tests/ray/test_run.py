@@ -50,7 +50,9 @@ def wait(job):
     job.cluster.on_stop(lambda: print("saved", len(job.groups["actor"].train([1.0]).wait(60)), "weights", flush=True))
     try:
         print("waiting", flush=True)
-        threading.Event().wait(600)
+        # A signal that arrives just before a wait begins interrupts nothing until the wait is over.
+        for _ in range(6000):
+            threading.Event().wait(0.1)
     finally:
         print("finally", flush=True)
 """
