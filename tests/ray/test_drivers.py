@@ -68,7 +68,8 @@ with Cluster(num_nodes=2, run_dir="out", quiet=True) as cluster:
         finally:
             print("finally", flush=True)
 """
-WAIT = "print('waiting', flush=True)\ntime.sleep(600)"
+# A signal that arrives just before a sleep begins interrupts nothing until the sleep is over.
+WAIT = "print('waiting', flush=True)\nfor _ in range(6000): time.sleep(0.1)"
 OWN_HANDLER = f"signal.signal(signal.SIGTERM, lambda *_: sys.exit(9))\n{WAIT}"
 
 
