@@ -408,12 +408,15 @@ with Cluster(num_nodes=1, quiet=True, address=sys.stdin.readline().strip()) as c
 
 
 def test_a_driver_that_lost_its_head_can_use_another_cluster(driver, small_local_cluster):
-    with local_cluster("1x1") as local:
-        mine = driver(LOSING, local)
-        assert mine.line() == "open"
-        os.kill(head_of(local), signal.SIGKILL)
-        assert f"head at {local.address}" in mine.line()
-        mine.process.stdin.write(f"{small_local_cluster.address}\n")
-        mine.process.stdin.flush()
-        assert mine.line() == "1"
-        assert mine.process.wait(60) == 0
+    for _ in range(5):
+        with local_cluster("1x1") as local:
+            mine = driver(LOSING, local)
+            assert mine.line() == "open"
+            os.kill(head_of(local), signal.SIGKILL)
+            assert f"head at {local.address}" in mine.line()
+            mine.process.stdin.write(f"{small_local_cluster.address}\n")
+            used, errors = mine.finish()
+        # The head may die in the moment of a call, which never returns then: see the test before.
+        if "which it has lost, to list its nodes" not in errors:
+            break
+    assert (used, mine.process.returncode) == ("1\n", 0), errors

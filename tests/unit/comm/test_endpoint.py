@@ -1147,3 +1147,20 @@ def test_a_process_that_is_looked_for_in_the_moment_in_which_it_connects_has_one
     assert begun == [endpoint.peers["a:0"]]
     pair.two.send("second", "a:0")
     assert pair.one.receive("b:0").wait(30) == "second"
+
+
+def test_a_process_that_is_gone_before_its_wire_is_made_fails_what_is_asked_of_it(pair, monkeypatch):
+    endpoint = pair.one.endpoint
+    gone: Future[Listing] = Future()
+    gone.set_exception(WorkerDied("c:0 is gone"))
+    monkeypatch.setattr(pair.directory, "find", lambda *_: gone)
+    do = endpoint.loop.do
+
+    def slowly(function):
+        """Go on only when the thread that reads has found that the process is gone."""
+        do(function)
+        wait_until(lambda: "c:0" not in endpoint.peers, "it is over")
+
+    monkeypatch.setattr(endpoint.loop, "do", slowly)
+    with pytest.raises(WorkerDied, match="c:0 is gone"):
+        pair.one.send("lost", "c:0").wait(30)

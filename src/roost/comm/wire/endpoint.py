@@ -143,18 +143,22 @@ class Endpoint:
         """Return the wire to a process, and begin to look for it if there is none; its death is noticed from now on."""
         peer = self.peers.get(address)
         if peer is None:
-            self.loop.do(lambda: self._make_peer(address))
-            peer = self.peers[address]
+            # One whose process is gone may be over before this thread goes on.
+            made: list[Peer] = []
+            self.loop.do(lambda: made.append(self._make_peer(address)))
+            peer = made[0]
         return peer
 
-    def _make_peer(self, address: str) -> None:
+    def _make_peer(self, address: str) -> Peer:
         with self.lock:
             if self.is_closed:
                 raise ClusterError(ENDED)
-            if address not in self.peers:
+            peer = self.peers.get(address)
+            if peer is None:
                 peer = self.peers[address] = OwnPeer(self) if address == self.own.address else Peer(self, address)
                 if address != self.own.address:
                     self._find(peer, "")
+            return peer
 
     def request(
         self, address: str, envelope: bytes, data: Any, buffers: Sequence[Any], sink: Any, kind: int = Kind.REQUEST

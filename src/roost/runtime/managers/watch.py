@@ -91,7 +91,7 @@ class Watch:
                 # Without a connection Ray's calls would start a new Ray, and without a head they would block.
                 if not made.is_current:
                     return
-                if not made.head.is_there:
+                if not made.head.answers():
                     continue
             for check in (self._check_managers, self._check_nodes, self._check_workers, *self._looks):
                 try:
