@@ -269,12 +269,12 @@ def test_map_takes_arguments_and_keywords_by_rank(actor):
     ("given", "words"),
     [
         ({}, "was given no arguments"),
-        ({"args": 3}, "was given a int"),
-        ({"args": "ab"}, "was given a str"),
-        ({"args": {"a": 1, "b": 2}}, "was given a dict"),
+        ({"args": 3}, "was given 3"),
+        ({"args": "ab"}, "was given 'ab'"),
+        ({"args": {"a": 1, "b": 2}}, "was given {'a': 1, 'b': 2}"),
         ({"args": [1]}, "1 entry for 2 workers"),
         ({"kwargs": [{}]}, "1 entry for 2 workers"),
-        ({"kwargs": {"a": 1}}, "was given a dict"),
+        ({"kwargs": {"a": 1}}, "was given {'a': 1}"),
         ({"kwargs": [{}, None]}, "kwargs of map.* has None"),
         ({"kwargs": [{}, {1: 2}]}, "kwargs of map.* has {1: 2}"),
     ],
@@ -282,6 +282,11 @@ def test_map_takes_arguments_and_keywords_by_rank(actor):
 def test_what_does_not_fit_map_is_refused(actor, given, words):
     with pytest.raises(ConfigError, match=words):
         actor.map("echo", **given)
+
+
+def test_keywords_of_map_are_not_the_values_of_a_call(actor):
+    with pytest.raises(ConfigError, match="was given <CallResult"):
+        actor.map("echo", kwargs=actor.rank_of())
 
 
 def test_durations_by_call_tag_and_rank(actor):

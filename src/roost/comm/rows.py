@@ -148,7 +148,7 @@ def count_rows(rows: Any) -> int:
             raise ConfigError(f"the values have different numbers of rows: {shorten(repr(counts), 300)}", hint=_KINDS)
         return next(iter(counts.values()))
     if not isinstance(rows, list | tuple) and not _is_array(rows):
-        raise ConfigError(f"a {type(rows).__name__} has no rows", hint=_KINDS)
+        raise ConfigError(f"rows of type {type(rows).__name__} cannot be counted", hint=_KINDS)
     if _is_array(rows) and not len(rows.shape):
         raise ConfigError("an array without dimensions has no rows", hint=_KINDS)
     return len(rows)

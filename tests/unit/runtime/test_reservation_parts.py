@@ -84,6 +84,18 @@ def test_slots_lost_between_asking_and_taking_are_reported_and_nothing_is_taken(
     assert ledger.held == []
 
 
+def test_seats_of_a_pool_that_was_closed_are_gone_although_their_accelerators_are_reserved_again():
+    ledger = SlotLedger()
+    ledger.take("pool", {piece(0): None, piece(1): None}, [slot(0, "a"), slot(1, "a")])
+    seats = [slot(0, "a"), slot(1, "a")]
+    assert ledger.take("actor", dict.fromkeys([piece(0), piece(1)]), [], seats) == ([], [])
+    ledger.release("actor")
+    ledger.release("pool")
+    ledger.take("other", {piece(0): None}, [slot(0, "b")])
+    assert sorted(ledger.take("late", dict.fromkeys([piece(0), piece(1)]), [], seats)[0]) == [piece(0), piece(1)]
+    assert [item.users for item in ledger.held] == [(("other", None),)]
+
+
 def test_drafts_of_a_user_that_gave_up_or_died_are_removed():
     ledger = SlotLedger()
     ledger.add_drafts("one", None, [Group(Id("a")), Group(Id("b"))])

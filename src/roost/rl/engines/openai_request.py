@@ -16,7 +16,6 @@ from roost.errors import ConfigError
 from roost.rl.engines.samples import Prompt
 from roost.text import did_you_mean, error_text, shorten
 
-_MOST_SAMPLES = 1024
 _MOST_PROBABLE = 20
 _MOST_STOPS = 16
 _LONGEST_STOP = 1000
@@ -113,8 +112,8 @@ class OpenAIReader:
             Prompt(tokens=tuple(tokens), **options | {"max_tokens": self._most_new(given, len(tokens), is_chat)})
             for tokens in every
         )
-        if (most := sum(prompt.n for prompt in prompts)) > _MOST_SAMPLES:
-            raise ConfigError(f"a request is for {most} samples: at most {_MOST_SAMPLES}")
+        if (most := sum(prompt.n for prompt in prompts)) > MOST_SAMPLES:
+            raise ConfigError(f"a request is for {most} samples: at most {MOST_SAMPLES}")
         stops = _get(given, "stop", (str, list), [])
         stops = [stops] if isinstance(stops, str) else stops
         if len(stops) > _MOST_STOPS or not all(isinstance(one, str) and 0 < len(one) <= _LONGEST_STOP for one in stops):
@@ -153,7 +152,7 @@ class OpenAIReader:
         if isinstance(prompt, list) and prompt:
             if all(type(one) is int for one in prompt):
                 return [prompt]
-            if len(prompt) <= _MOST_SAMPLES and all(isinstance(one, str | list) for one in prompt):
+            if len(prompt) <= MOST_SAMPLES and all(isinstance(one, str | list) for one in prompt):
                 return [self._encode(one) if isinstance(one, str) else one for one in prompt]
         raise ConfigError("prompt is a text, a list of token ids, or a list of either")
 

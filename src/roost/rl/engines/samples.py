@@ -10,6 +10,8 @@ from roost.errors import ConfigError
 from roost.text import join_words
 
 Finish = Literal["stop", "length", "abort"]
+MOST_SAMPLES = 1024
+"""So many samples can be asked for at once."""
 
 
 class VersionSpan(NamedTuple):
@@ -26,7 +28,7 @@ class Prompt:
 
     tokens: tuple[int, ...]
     n: int = 1
-    """How many samples to make."""
+    """How many samples to make, at most 1,024."""
     max_tokens: int = 256
     """How many tokens each may have."""
     temperature: float = 1.0
@@ -44,7 +46,7 @@ class Prompt:
             name
             for name, is_right in (
                 ("tokens", len(self.tokens) > 0 and all(type(one) is int and one >= 0 for one in self.tokens)),
-                ("n", type(self.n) is int and self.n >= 1),
+                ("n", type(self.n) is int and 1 <= self.n <= MOST_SAMPLES),
                 ("max_tokens", type(self.max_tokens) is int and self.max_tokens >= 1),
                 ("temperature", self.temperature >= 0),
                 ("top_p", 0 < self.top_p <= 1),

@@ -275,10 +275,10 @@ class WorkerGroup(Generic[Class]):
         rank gets the first value, and so on.
         """
         self._check_call(method)
-        for given in (args, kwargs):
-            if given is not None and (not hasattr(given, "__len__") or isinstance(given, str | bytes | Mapping)):
+        for given, no in ((args, str | bytes | Mapping), (kwargs, str | bytes | Mapping | CallResult)):
+            if given is not None and (not hasattr(given, "__len__") or isinstance(given, no)):
                 raise ConfigError(
-                    f"map({method!r}) was given a {type(given).__name__}",
+                    f"map({method!r}) was given {shorten(repr(given))}",
                     hint="args is a list with a tuple for each rank, and kwargs a list with a dict for each",
                 )
             if given is not None and len(given) != len(self._ranks):

@@ -31,7 +31,8 @@ def start_managers(
         # The first name decides who gets the namespace.
         node_manager = NodeManager.start(namespace, node, nodes, groups, job, ports)
     except ValueError:
-        raise NameTaken(f"another job has namespace {namespace!r}") from None
+        hint = f"attach to it with Cluster(namespace={namespace!r}), or choose another name"
+        raise NameTaken(f"another job has namespace {namespace!r}", hint=hint) from None
     return node_manager, WorkerManager.start(namespace, node), CollectiveManager.start(namespace, node, namespace)
 
 

@@ -164,9 +164,11 @@ class NodeManager(Manager):
         await self._remove(groups)
 
     @served
-    async def take_slots(self, user: str, shares: Mapping[Piece, float | None], new: Sequence[Slot]) -> list[Piece]:
-        """Use accelerators, some of them newly reserved; return the ones that are gone, in which case it takes none."""
-        gone, surplus = self._slots.take(user, shares, new)
+    async def take_slots(
+        self, user: str, shares: Mapping[Piece, float | None], new: Sequence[Slot], seats: Sequence[Slot] = ()
+    ) -> list[Piece]:
+        """Use accelerators, some newly reserved, or `seats` of a pool; return those that are gone: then it takes none."""
+        gone, surplus = self._slots.take(user, shares, new, seats)
         await self._remove(surplus)
         return gone
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import logging
 import random
 import secrets
@@ -158,7 +157,8 @@ class Reserver:
             while True:
                 self._context.check_open()
                 # If there is not a CPU for each, take the accelerators without.
-                for asks, cpus in itertools.product(choices(), (1, 0) if self._notice.is_over else (1,)):
+                each = (1, 0) if self._notice.is_over else (1,)
+                for asks, cpus in ((asks, cpus) for asks in choices() for cpus in each):
                     if slots := self._take_free([replace(ask, cpus=cpus) for ask in asks]):
                         emitter.note("reserved", self._name, plural(count, "accelerator"))
                         return slots
@@ -395,7 +395,7 @@ def reserve_accelerators(
         with Reserver(context, user, timeout).undone():
             lost = describe_loss(context, seats)
             # Another thread may close the pool meanwhile.
-            if lost or context.node_manager.take_slots(user, dict(shares), []):
+            if lost or context.node_manager.take_slots(user, dict(shares), [], seats):
                 why = lost or "its pool was closed"
                 hint = "close the pool and reserve seats again"
                 raise ReservationLost(f"{name!r} cannot be launched: {why}", hint=hint)

@@ -74,15 +74,17 @@ class SlotLedger:
         self._drafts.get(user, set()).difference_update(groups)
 
     def take(
-        self, user: str, shares: Mapping[Piece, float | None], new: Sequence[Slot]
+        self, user: str, shares: Mapping[Piece, float | None], new: Sequence[Slot], seats: Sequence[Slot] = ()
     ) -> tuple[list[Piece], list[PlacementGroup]]:
         """Use new and existing slots; return the accelerators that are gone, and the drafts to remove.
 
-        If any accelerator is gone, nothing is taken and all drafts are to be removed.
+        If any accelerator is gone, nothing is taken and all drafts are to be removed. Of a pool's `seats`, one is gone
+        as well whose accelerator the job has reserved again since.
         """
         self._check_shares(user, shares)
         slots = {**self._slots, **{slot.piece: slot for slot in new}}
         gone = [piece for piece in shares if piece not in slots]
+        gone += [slot.piece for slot in seats if slots.get(slot.piece, slot) != slot]
         drafts = self._drafts.pop(user, set())
         if gone:
             return gone, list(drafts)
