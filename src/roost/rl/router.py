@@ -240,6 +240,9 @@ class Router:
         check_engine_url(url)
         if not (isinstance(secret, str) and secret):
             raise ConfigError(f"the engine {url} has no secret of its own", hint="it is the `secret` of its EngineSpec")
+        if secret == self.secret:
+            # Whoever takes the engine's place could then command the router.
+            raise ConfigError(f"the engine {url} has the router's own secret", hint="give each engine one of its own")
         self._doubted.discard(url)
         self._client.trust(url, secret)
         self._pool.join(url)

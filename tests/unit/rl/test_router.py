@@ -877,6 +877,9 @@ def test_what_is_not_an_engine_can_neither_join_nor_leave(router, method):
     if method == "POST":
         status, answer = ask(behind.url, method, "/engines", {"url": "http://10.0.0.7:20300"})
         assert (status, "has no secret of its own" in said(answer)) == (400, True)
+        asked = {"url": "http://10.0.0.7:20300", "secret": behind.secret}
+        status, answer = ask(behind.url, method, "/engines", asked)
+        assert (status, "has the router's own secret" in said(answer)) == (400, True)
     for body in (b"", b"{", b"[]", b"{}", b'"http://10.0.0.7:20300"'):
         status, answer = ask(behind.url, method, "/engines", body)
         assert status == 400
@@ -1235,8 +1238,8 @@ def test_it_listens_on_ipv6_too():
     assert behind.url == f"http://[::1]:{port}"
     behind.start()
     try:
-        behind.join(behind.url, SECRET)
-        wait_until(lambda: state(behind, behind.url).why == "/health answered 503", "it reaches itself there")
+        behind.join(behind.url, ENGINE_SECRET)
+        wait_until(lambda: "its proof is of another secret" in state(behind, behind.url).why, "it reaches itself")
         assert ask(behind.url, "GET", "/health") == (503, {"healthy": 0, "engines": 1})
     finally:
         behind.stop()
