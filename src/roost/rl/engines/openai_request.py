@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from roost.errors import ConfigError
-from roost.rl.engines.samples import Prompt
+from roost.rl.engines.samples import MOST_SAMPLES, Prompt
 from roost.text import did_you_mean, error_text, shorten
 
 _MOST_PROBABLE = 20

@@ -167,7 +167,7 @@ class NodeManager(Manager):
     async def take_slots(
         self, user: str, shares: Mapping[Piece, float | None], new: Sequence[Slot], seats: Sequence[Slot] = ()
     ) -> list[Piece]:
-        """Use accelerators, some newly reserved, or `seats` of a pool; return those that are gone: then it takes none."""
+        """Use accelerators, `new` ones or `seats` of a pool too; return those that are gone, and then use none."""
         gone, surplus = self._slots.take(user, shares, new, seats)
         await self._remove(surplus)
         return gone
