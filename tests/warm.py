@@ -34,7 +34,7 @@ import types
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from roost.testing import forks
+from roost.machine import forks
 
 ROOT = Path(__file__).resolve().parents[1]
 _CLIENT = """\

@@ -31,6 +31,7 @@ workers:
     env_vars: {A: 1, B: text, C: 0x10}
     max_concurrency: 4
     restarts: 2
+    preload: [torch, os.path, torch]
 entry: my.job.main
 """
     )
@@ -40,7 +41,8 @@ entry: my.job.main
     assert actor.kwargs == {"lr": 0.1, "name": "no"}
     assert actor.env_vars == {"A": "1", "B": "text", "C": "0x10"}
     assert (actor.max_concurrency, actor.restarts) == (4, 2)
-    assert (rollout.target, rollout.args, rollout.restarts) == ("my_job.Rollout", (), 0)
+    assert actor.preload == ("torch", "os.path")
+    assert (rollout.target, rollout.args, rollout.restarts, rollout.preload) == ("my_job.Rollout", (), 0, ())
 
 
 def test_one_class_can_be_named_for_several_components():
@@ -68,6 +70,16 @@ def test_one_class_can_be_named_for_several_components():
         ),
         ("workers: {actor: a.B, rollout: {class: a.B, restarts: -1}}\nentry: a.b\n", ["restarts"]),
         ("workers: {actor: a.B, rollout: {class: a.B, max_concurrency: 0}}\nentry: a.b\n", ["max_concurrency"]),
+        ("workers: {actor: a.B, rollout: {class: a.B, preload: torch}}\nentry: a.b\n", ["preload must be a list"]),
+        (
+            "workers: {actor: a.B, rollout: {class: a.B, preload: [to rch, 7, ../x, torch]}}\nentry: a.b\n",
+            [
+                "'to rch' is not the name of a module",
+                "'7' is not the name",
+                "'../x' is not",
+                "write it as an import does",
+            ],
+        ),
         ("workers: {actor: a.B, rollout: {clas: a.B}}\nentry: a.b\n", ["did you mean 'class'?"]),
         (
             "workers: {actor: a.B, rollout: {class: a.B, env_vars: {A: [1]}}}\nentry: a.b\n",

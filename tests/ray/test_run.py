@@ -107,6 +107,34 @@ def test_a_job_is_placed_launched_and_run(roost_local_cluster, job):
     assert "the weight is 10.50" in (job / "out" / "logs" / "actor" / "0.log").read_text()
 
 
+PRELOADING = """
+import sys
+from roost import Worker
+
+class Actor(Worker):
+    def loaded(self):
+        return [name for name in ("sqlite3", "wave", "my_job") if name in sys.modules]
+
+def main(job):
+    print(job.groups["actor"].loaded().wait(60))
+"""
+
+
+def test_workers_of_a_job_share_the_imports_that_it_names_and_those_of_the_next_job_do_not(
+    roost_local_cluster, tmp_path
+):
+    (tmp_path / "my_job.py").write_text(PRELOADING)
+    job = "cluster: {num_nodes: 1, component_placement: {actor: 0-1}}\nentry: my_job.main\nworkers:\n  actor: "
+    found = []
+    for preload, section in (("[sqlite3, my_job]", "{class: my_job.Actor, preload: [wave]}"), ("[]", "my_job.Actor")):
+        (tmp_path / "job.yaml").write_text(f"{job}{section}\n")
+        done = run(roost_local_cluster, tmp_path, "run", "job.yaml", f"+cluster.preload={preload}")
+        assert done.returncode == 0, done.stderr
+        found.append(done.stdout.strip())
+    # The module of the user's own is loaded by the worker, from where it is now.
+    assert found == [str([["sqlite3", "wave", "my_job"]] * 2), str([["my_job"]] * 2)]
+
+
 def test_all_mistakes_are_reported_before_anything_starts(roost_local_cluster, job):
     edit(job, "class: two_components.Rollout", "clas: two_components.Rollout")
     edit(job, "entry: two_components.main", "entry: main")

@@ -234,7 +234,7 @@ LIMITS_ELSEWHERE = {
     "comm/collectives.py": "the room of communication moves it with its deadlines",
     "comm/devices.py": "the same",
     "comm/process.py": "the same",
-    "testing/forks.py": "runs outside the package, and imports nothing of it",
+    "machine/forks.py": "runs outside the package, and imports nothing of it",
 }
 
 

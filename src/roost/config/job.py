@@ -18,7 +18,7 @@ from roost.config.node_groups import GROUP_FIELDS, MAX_NODES, NodeGroup, read_no
 from roost.config.ranks import MAX_PROCESSES, Segment
 from roost.config.reading import Notes, PlacementText, check_name, describe
 from roost.config.topology import Topology
-from roost.config.values import FILLED_TEXT, FLAG, LABELS, PLACEMENT, Kind, Schema, by_name, items, whole
+from roost.config.values import FILLED_TEXT, FLAG, LABELS, MODULES, PLACEMENT, Kind, Schema, by_name, items, whole
 from roost.config.yaml_file import as_document, parse_text, read_file
 from roost.errors import ConfigError, Where
 from roost.text import did_you_mean, plural
@@ -68,6 +68,12 @@ CLUSTER_FIELDS = Table(
         FILLED_TEXT,
         "A folder with the job's code, which Ray copies to every node; from the folder that `roost run` is started in.",
         examples=(".",),
+    ),
+    Field(
+        "preload",
+        MODULES,
+        "Installed packages whose import the workers share, on nodes that Roost started: `preload: [torch]`.",
+        examples=(["torch"],),
     ),
     Field("node_groups", items(GROUP_FIELDS), "Labels over nodes, with their hardware and their environment."),
     naming="{name}",
@@ -137,6 +143,8 @@ class ClusterConfig:
     """The cluster to plan on, if the job says."""
     working_dir: str | None = None
     """The folder with the job's code that Ray copies to every node."""
+    preload: tuple[str, ...] = ()
+    """Modules whose import the workers share, on nodes that Roost started."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -291,6 +299,7 @@ def _read_cluster(document: Value, notes: Notes, table: Table) -> tuple[ClusterC
         node_groups=groups,
         hardware=hardware,
         working_dir=section.read("working_dir"),
+        preload=section.read("preload", ()),
     )
     return config, names
 

@@ -16,7 +16,7 @@ from roost.config.node_groups import WORKER_VARIABLES
 from roost.config.overrides import override
 from roost.config.reading import Notes, known_hint, read_fields
 from roost.config.rules import KEEP_FIELDS, MESH_FIELDS, SPREAD_FIELDS, RulesConfig, read_rules
-from roost.config.values import PLAIN_LIST, PLAIN_MAPPING, SHARE, TARGET, by_name, variables, whole
+from roost.config.values import MODULES, PLAIN_LIST, PLAIN_MAPPING, SHARE, TARGET, by_name, variables, whole
 from roost.config.yaml_file import parse_text
 from roost.errors import Where
 from roost.text import did_you_mean
@@ -33,6 +33,7 @@ WORKER_FIELDS = Table(
     Field("max_concurrency", whole(1, MOST_CONCURRENCY), "How many calls a worker serves at the same time."),
     Field("restarts", whole(), "How often a rank is started again when it dies."),
     Field("share", SHARE, "The part of each of its accelerators that a worker uses."),
+    Field("preload", MODULES, "As `preload` of the cluster: the imports that the job's workers share."),
     short=TARGET,
 )
 RUN_FIELDS = Table(
@@ -68,6 +69,7 @@ class WorkerConfig:
     restarts: int = 0
     share: float | None = None
     """The part of each of its accelerators that a worker uses."""
+    preload: tuple[str, ...] = ()
     source: Value | None = field(default=None, repr=False, compare=False)
 
     def where(self, key: str = "class") -> Where | None:

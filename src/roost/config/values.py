@@ -30,6 +30,7 @@ VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _FROM_PLAN = "it follows from the plan: place the workers differently"
 _REFERENCE = r"\$\{"
 _SCALARS = ("string", "integer", "number", "boolean")
+_MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _TARGET = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*[.:][A-Za-z_]\w*")
 _DECIMAL = r"([0-9]+\.?[0-9]*|\.[0-9]+)([eE]-?[0-9]+)?"
 
@@ -196,6 +197,11 @@ def _reads(
     return reader
 
 
+def _read_modules(value: Value, notes: Notes, what: str) -> tuple[str, ...]:
+    found = [_read_module(item, notes, what) for item in read_list(value, notes, what) or ()]
+    return tuple(dict.fromkeys(name for name in found if name))
+
+
 def _read_labels(value: Value, notes: Notes, what: str) -> dict[str, Value] | None:
     """The labels of node groups, each with the value that names it."""
     found: dict[str, Value] = {}
@@ -312,6 +318,19 @@ TARGET = Kind(
         "write module.Name",
     ),
     lambda: typed("string", pattern=rf"^{_IDENTIFIER}(\.{_IDENTIFIER})*[.:]{_IDENTIFIER}$", error="write module.Name"),
+)
+_read_module = _reads(
+    read_filled_text,
+    lambda text: text if _MODULE.fullmatch(text) else None,
+    ": {} is not the name of a module",
+    "write it as an import does: torch, transformers.models",
+)
+MODULES = Kind(
+    _read_modules,
+    lambda: typed(
+        *("array", "string"),
+        items=typed("string", pattern=rf"^{_IDENTIFIER}(\.{_IDENTIFIER})*$", error="write the name of a module"),
+    ),
 )
 SHARE = Kind(
     _read_share,

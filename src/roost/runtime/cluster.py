@@ -284,6 +284,9 @@ class Cluster:
 
     def _start_job(self, made: Connection, options: ClusterOptions, deadline: Deadline) -> Managers:
         found = discover.wait_for_nodes(options.num_nodes or 1, deadline)
+        if options.preload:
+            # Before any process of the job starts there.
+            discover.preload(found, options.preload)
         nodes, notice = discover.discover(found, deadline, options.groups, options.num_nodes)
         if notice:
             log.warning("%s", notice)

@@ -8,7 +8,7 @@ import importlib
 import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from roost.config.flow import FlowConfig
@@ -63,11 +63,13 @@ def run_job(
     if isinstance(draft, RunDraft) and draft.memory and (problems := start_at_once_problems(draft.memory)):
         raise ConfigError(problems)
     drafts, entry = load_code(run)
-    config = draft.job.document.plain()
+    config, section = draft.job.document.plain(), draft.job.cluster
+    # A process is forked before it is known which worker it becomes.
+    preload = dict.fromkeys([*section.preload, *(name for worker in run.workers for name in worker.preload)])
     with contextlib.ExitStack() as undo:
         cluster = undo.enter_context(
             Cluster(
-                cluster_cfg=draft.job.cluster,
+                cluster_cfg=replace(section, preload=tuple(preload)),
                 address=options.address,
                 run_dir=options.run_dir,
                 quiet=options.quiet or None,

@@ -52,6 +52,7 @@ class ClusterOptions:
     quiet: bool | None = None
     working_dir: str | None = None
     """The folder that Ray copies to every node, in full."""
+    preload: tuple[str, ...] = ()
 
     @classmethod
     def check(
@@ -87,6 +88,7 @@ class ClusterOptions:
         return cls(
             num_nodes=num_nodes,
             groups=config.node_groups if config else (),
+            preload=config.preload if config else (),
             attaches=num_nodes is None and config is None,
             timeout=float(timeout),
             port_range=check_port_range(port_range),

@@ -22,10 +22,10 @@ from roost.config.topology import Topology
 from roost.deadline import Deadline
 from roost.errors import ClusterError, ConfigError
 from roost.machine.folders import socket_folder
+from roost.machine.forks import FOLDER, set_wanted
 from roost.machine.ports import taken_ports
 from roost.runtime.connect.authentication import refresh_authentication, set_variables, token_for_local_clusters
 from roost.runtime.nodes.accelerators import variables_of_interest
-from roost.testing.forks import FOLDER, set_wanted
 from roost.testing.limits import KEEPER_SECONDS
 from roost.text import plural
 

@@ -19,7 +19,7 @@ from ray._private import services
 from ray._private.node import Node
 from ray._private.parameter import RayParams
 
-from roost.testing.forks import FOLDER, make_program
+from roost.machine.forks import FOLDER, make_program
 from roost.testing.lazy_agent import LazyAgent
 
 # Notice in a second, not in fifteen, that a raylet is gone.

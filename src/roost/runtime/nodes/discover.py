@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 import psutil
@@ -22,6 +23,7 @@ from roost.config.topology import Accelerator, Node, Topology
 from roost.deadline import Deadline
 from roost.errors import CheckFailed, ClusterError, ConfigError, NodesMissing, Problem
 from roost.machine import probe as probes
+from roost.machine.forks import FOLDER, set_wanted
 from roost.machine.ports import answers
 from roost.runtime.connect.calls import get, on_node
 from roost.runtime.connect.find_head import list_raylets, takes_token
@@ -57,6 +59,7 @@ def live_nodes() -> list[RayNode]:
             port=entry.get("NodeManagerPort", 0),
             resources=entry.get("Resources", {}),
             labels=entry.get("Labels", {}),
+            folder=os.path.dirname(entry.get("RayletSocketName", "")),
         )
         for entry in _node_table()
         if entry["Alive"]
@@ -66,6 +69,15 @@ def live_nodes() -> list[RayNode]:
 
 def _node_table() -> list[dict[str, Any]]:
     return within(ASK_SECONDS, ray.nodes, "list its nodes")
+
+
+def preload(nodes: Sequence[RayNode], modules: Sequence[str]) -> None:
+    """Let the job's workers share one import of these modules, on nodes of this machine that Roost has started."""
+    warm = {folder for node in nodes if (folder := Path(node.folder, FOLDER)).is_dir()}
+    for folder in warm:
+        set_wanted(folder, modules, ray.get_runtime_context().get_job_id())
+    if not warm:
+        log.info("preload: Roost has not started these nodes: each worker imports %s itself", join_words(modules))
 
 
 def has_ended(ray_id: str) -> bool:

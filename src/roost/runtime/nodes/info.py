@@ -22,6 +22,8 @@ class RayNode:
     port: int
     resources: Mapping[str, float]
     labels: Mapping[str, str]
+    folder: str = ""
+    """The one with the socket of its raylet."""
 
     @property
     def is_head(self) -> bool:

@@ -12,12 +12,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from roost.testing import forks
+from roost.machine import forks
 from waiting import stopped, wait_until
 
 CODE = """
 import os, sys, sysconfig
-from roost.testing import forks
+from roost.machine import forks
 forks._PRELOAD_SECONDS = 1
 sys.path.insert(0, FOLDER)
 paths = sysconfig.get_path

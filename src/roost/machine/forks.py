@@ -22,7 +22,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
     import types
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
     from typing import NoReturn
 
@@ -86,11 +86,12 @@ def make_program(folder: Path) -> str:
     return str(program)
 
 
-def set_wanted(folder: Path, modules: tuple[str, ...]) -> None:
-    """Have workers that start from now on forked from a process that has imported these modules too."""
-    draft = folder / f"{_WANTED}.new"
+def set_wanted(folder: Path, modules: Sequence[str], job: str = "") -> None:
+    """Have workers that start from now on, or those of a job, forked from a process that has these modules too."""
+    wanted = folder / (f"{_WANTED}.{job}" if job else _WANTED)
+    draft = wanted.with_name(f"{wanted.name}.new")
     draft.write_text(" ".join(modules), encoding="utf-8")
-    draft.replace(folder / _WANTED)
+    draft.replace(wanted)
 
 
 def ask(python: str, server: str, folder: str) -> NoReturn:
@@ -144,11 +145,14 @@ def _is_forked(words: list[str], python: str, server: str, folder: str) -> bool:
 
 
 def _read_wanted(folder: str) -> list[str]:
-    try:
-        with open(f"{folder}/{_WANTED}") as file:
-            return file.read().split()
-    except OSError:
-        return []
+    found: list[str] = []
+    for name in (_WANTED, f"{_WANTED}.{os.environ.get('RAY_JOB_ID', '')}"):
+        try:
+            with open(f"{folder}/{name}") as file:
+                found += file.read().split()
+        except OSError:
+            continue
+    return list(dict.fromkeys(found))
 
 
 def _connect(path: str, words: list[str], handed: _socket.socket | None = None) -> _socket.socket | bool:
