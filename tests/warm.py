@@ -80,7 +80,9 @@ def programs() -> Path:
         program.write_text(client, encoding="utf-8")
         program.chmod(0o700)
     with_ray = ["ray"] if "ray" in sys.modules else []
-    server = subprocess.Popen([sys.executable, __file__, path, *with_ray], env=environment, stdout=subprocess.PIPE)
+    command, pipe = [sys.executable, __file__, path, *with_ray], subprocess.PIPE
+    # It ends when its standard input does, however this process ends.
+    server = subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe)
     server.stdout.readline()
 
     def end() -> None:
@@ -203,12 +205,13 @@ def _serve(path: str, with_ray: bool) -> str:
     listener.bind(path)
     listener.listen(64)
     os.write(1, b"ready\n")
-    while True:
+    while listener in select.select([listener, 0], [], [])[0]:
         client, _ = listener.accept()
         if os.fork() == 0:
             listener.close()
             return _run(client, os.path.dirname(path))
         client.close()
+    os._exit(0)
 
 
 def _run(client: socket.socket, programs: str) -> str:
