@@ -61,7 +61,7 @@ def descriptors() -> int:
 
 def test_a_piece_of_shared_memory_takes_one_descriptor_and_none_when_nothing_looks_at_it():
     before = descriptors()
-    pool = Pool(is_shared=True)
+    pool = Pool()
     own = pool.take(1 << 20)
     assert own is not None
     assert descriptors() == before + 1
