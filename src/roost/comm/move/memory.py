@@ -176,6 +176,11 @@ class Pool:
                 self._bytes -= memory.size
 
     @property
+    def is_scarce(self) -> bool:
+        """Whether half of what may be in use is: then memory should come back at once."""
+        return len(self._used) > _MOST_PIECES // 2 or self._bytes - self._free_bytes > _MOST_BYTES // 2
+
+    @property
     def counts(self) -> dict[str, int]:
         """How many pieces are in use and kept, and their bytes."""
         free = sum(map(len, self._free.values()))
