@@ -40,3 +40,5 @@ DIRECTORY_RETRY_SECONDS = 0.5
 """A process asks a worker manager that Ray restarts again after so long."""
 COPY_POLL_SECONDS = 0.0002
 """A receiver looks so often whether a tensor has come through NCCL: its `wait` returns before it has."""
+KEPT_SECONDS = 10.0
+"""After so long without use, a process returns memory to the system that it received buffers in, but for a part."""

@@ -253,6 +253,22 @@ def test_an_array_that_is_kept_is_not_overwritten():
     assert [int(array[-1]) for array in kept] == list(range(5))
 
 
+def test_one_that_keeps_many_arrays_has_copies_of_them_and_leaves_shared_memory_to_others():
+    pair = Pair(is_near=True)
+    meet(pair)
+    kept = []
+    for value in range(200):
+        pair.one.send(np.full(1 << 17, value, np.uint8), "b:0")
+        kept.append(pair.two.receive("a:0").wait(30))
+    pool = pair.one.endpoint.shared
+    wait_until(lambda: pool.counts["used"] <= 40, "what is copied comes back")
+    assert pool.counts["used"] > 30
+    assert [(int(array[0]), int(array[-1])) for array in kept] == [(value, value) for value in range(200)]
+    del kept
+    wait_until(lambda: pool.counts["used"] == 0, "all memory is back")
+    pair.close()
+
+
 def test_the_end_of_one_is_noticed_by_the_other_after_what_it_had_sent(pair):
     pair.one.send("last words", "b:0").wait(30)
     first = pair.two.receive("a:0")

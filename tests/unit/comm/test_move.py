@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import mmap
 import os
+import weakref
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -61,7 +64,7 @@ def descriptors() -> int:
 
 def test_a_piece_of_shared_memory_takes_one_descriptor_and_none_when_nothing_looks_at_it():
     before = descriptors()
-    pool = Pool(is_shared=True)
+    pool = Pool()
     own = pool.take(1 << 20)
     assert own is not None
     assert descriptors() == before + 1
@@ -89,3 +92,68 @@ def test_memory_that_cannot_be_mapped_leaves_no_descriptor():
     with pytest.raises(OSError, match=r"Invalid argument|Bad file"):
         Memory(0, os.open("/dev/null", os.O_RDWR))
     assert descriptors() == before
+
+
+def resident() -> int:
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[1]) * mmap.PAGESIZE
+
+
+@pytest.fixture
+def private():
+    """A pool of private memory, and what it wants to do later."""
+    later: list[Callable[[], None]] = []
+    return Pool(lambda _seconds, function: later.append(function)), later
+
+
+def test_pieces_of_private_memory_do_not_touch_each_other(private):
+    pool, _ = private
+    pieces = {size: [pool.take(size) for _ in range(5)] for size in (1 << 16, 100_000, 1 << 20, (1 << 23) + 1, 1 << 26)}
+    for number, piece in enumerate(all_of := [piece for some in pieces.values() for piece in some]):
+        np.frombuffer(piece.map, np.uint8)[:] = number
+    for number, piece in enumerate(all_of):
+        assert (np.frombuffer(piece.map, np.uint8) == number).all()
+    for size, some in pieces.items():
+        assert all(size <= piece.size <= 1.25 * size + mmap.PAGESIZE for piece in some)
+
+
+def test_private_memory_that_was_not_used_for_a_while_goes_back_to_the_system(private, monkeypatch):
+    monkeypatch.setattr("roost.comm.move.memory._KEPT_BYTES", 8 << 20)
+    pool, later = private
+    before = resident()
+    pieces = [pool.take(1 << 20) for _ in range(256)]
+    for piece in pieces:
+        np.frombuffer(piece.map, np.uint8)[:] = 1
+    assert resident() - before > 240 << 20
+    while pieces:
+        pool.give(pieces.pop())
+    assert pool.counts == {"used": 0, "free": 256, "bytes": 256 << 20}
+    # When it began to look, all but nine were used.
+    later.pop()()
+    assert pool.counts["free"] == 255
+    used = [pool.take(1 << 20) for _ in range(100)]
+    for piece in used:
+        pool.give(piece)
+    later.pop()()
+    assert pool.counts["free"] == 100 + 8
+    later.pop()()
+    assert (pool.counts, later) == ({"used": 0, "free": 8, "bytes": 8 << 20}, [])
+    del piece, used
+    assert resident() - before < 100 << 20
+    # What has gone back can be had again.
+    again = [pool.take(1 << 20) for _ in range(64)]
+    for number, piece in enumerate(again):
+        np.frombuffer(piece.map, np.uint8)[:] = number
+    assert [int(piece.map[-1]) for piece in again] == list(range(64))
+
+
+def test_a_block_is_unmapped_once_no_piece_of_it_is_used(private, monkeypatch):
+    monkeypatch.setattr("roost.comm.move.memory._KEPT_BYTES", 0)
+    pool, later = private
+    pieces = [pool.take(1 << 20) for _ in range(40)]
+    blocks = [weakref.ref(piece.block.map) for piece in (pieces[0], pieces[-1])]
+    while pieces:
+        pool.give(pieces.pop())
+    while later:
+        later.pop()()
+    assert [block() for block in blocks] == [None, None]

@@ -1,8 +1,9 @@
 """Memory for large buffers: shared by the processes of a node, or private; kept to be used again.
 
-The first use of fresh memory costs more than copying into it. So a pool keeps what comes back, up to a limit. Shared
-memory has no name: a process passes its descriptor to another one through a socket, and the kernel frees it when the
-last process that has it is gone, however that ended.
+The first use of fresh memory costs up to fifteen times as much as copying into it. So a pool keeps what comes back, up
+to a limit. It cuts private memory from blocks, in huge pages where the system has them, and returns what was not used
+for a while. Shared memory has no name: a process passes its descriptor to another one through a socket, and the kernel
+frees it when the last process that has it is gone, however that ended.
 """
 
 from __future__ import annotations
@@ -13,16 +14,21 @@ import mmap
 import os
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from roost.comm.limits import KEPT_SECONDS
+
 _STEP = 1 << 20
+_BLOCK = 1 << 25
+"""Pieces of up to a quarter of it share a block."""
 _KEPT_BYTES = 1 << 28
-"""How much a pool keeps of what came back."""
+"""How much a pool keeps of what came back: of private memory, what was not used for a while."""
 _MOST_BYTES = 1 << 30
-"""How much of a pool may be in use: what is larger goes through the socket."""
+"""How much shared memory of a pool may be in use: what is larger goes through the socket."""
 _MOST_PIECES = 64
 """Each piece of shared memory takes a descriptor."""
 _FAILED = ctypes.c_void_p(-1).value
@@ -31,22 +37,13 @@ _FAILED = ctypes.c_void_p(-1).value
 class Memory:
     """A piece of memory; a shared one has a descriptor, which it closes."""
 
-    __slots__ = ("__weakref__", "fd", "map", "size")
+    __slots__ = ("__weakref__", "block", "fd", "map", "size")
 
-    def __init__(self, size: int, fd: int) -> None:
+    def __init__(self, size: int, fd: int, block: _Block | None = None, at: int = 0) -> None:
         self.fd = fd
         self.size = size
-        # Python's own `mmap` would keep a second descriptor for each, which before Python 3.13 cannot be helped.
-        libc = standard_library()
-        flags = mmap.MAP_SHARED if fd >= 0 else mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-        address = libc.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, 0)
-        if address in (None, _FAILED):
-            number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number))
-        mapped = (ctypes.c_ubyte * size).from_address(address)
-        # It is unmapped when nothing looks at it any more.
-        weakref.finalize(mapped, libc.munmap, address, size).atexit = False
-        self.map = memoryview(mapped).cast("B")
+        self.block = block
+        self.map: memoryview = _mapped(size, fd) if block is None else block.map[at : at + size]
 
     def borrow(self, size: int, give_back: Callable[[], None]) -> tuple[memoryview, weakref.finalize[Any, Any]]:
         """Return its first bytes, and what calls `give_back` when no object uses them any more, in any thread."""
@@ -61,38 +58,69 @@ class Memory:
             os.close(self.fd)
 
 
+class _Block:
+    """Private memory that is cut into pieces of one size."""
+
+    __slots__ = ("count", "fresh", "map")
+
+    def __init__(self, size: int) -> None:
+        self.count: int = max(1, _BLOCK // size) if size <= _BLOCK // 4 else 1
+        self.map = _mapped(size * self.count, -1)
+        _advise(self.map, mmap.MADV_HUGEPAGE)
+        self.fresh = [Memory(size, -1, self, number * size) for number in range(self.count)]
+        """The pieces that take no memory."""
+
+
 class Pool:
     """Hands out memory and takes it back."""
 
-    def __init__(self, *, is_shared: bool) -> None:
-        self._is_shared = is_shared
-        self._free: list[Memory] = []
+    def __init__(self, later: Callable[[float, Callable[[], None]], None] | None = None) -> None:
+        """Take what calls a function later, which private memory needs; without it the pool is of shared memory."""
+        self._later = later
+        self._is_watched = False
+        """Whether it is looked at soon how much of what is kept was not used."""
+        self._free: dict[int, deque[Memory]] = {}
+        """By size, the one last that had a piece come back last."""
         self._used: set[Memory] = set()
-        self._bytes = 0
+        self._blocks: set[_Block] = set()
+        self._bytes = self._free_bytes = 0
+        self._unused_bytes = 0
+        """How much was free all the time since that was looked at last."""
         self._lock = threading.Lock()
 
     def take(self, size: int) -> Memory | None:
-        """Return memory for so many bytes; None if that would be too much, or if there is none."""
+        """Return memory for so many bytes; None if that would be too much shared memory, or if there is none."""
         with self._lock:
-            fitting = [memory for memory in self._free if size <= memory.size <= 2 * max(size, _STEP)]
-            if fitting:
+            fits = [kept for kept, pieces in self._free.items() if pieces and size <= kept <= 2 * max(size, _STEP)]
+            if fits:
                 # Of the smallest the one that was used last: it is still in the caches.
-                found = min(reversed(fitting), key=lambda memory: memory.size)
-                self._free.remove(found)
+                found = self._free[min(fits)].pop()
+                self._free_bytes -= found.size
+                self._unused_bytes = min(self._unused_bytes, self._free_bytes)
                 self._used.add(found)
                 return found
-            if self._bytes + size > _MOST_BYTES or len(self._used) >= _MOST_PIECES:
+            if self._later is None and (self._bytes + size > _MOST_BYTES or len(self._used) >= _MOST_PIECES):
                 return None
-        rounded = -(-size // _STEP) * _STEP
-        try:
-            made = Memory(rounded, _shared_file(rounded) if self._is_shared else -1)
-        except OSError:
-            # No memory, or no descriptor.
-            return None
-        with self._lock:
+            try:
+                made = self._make(size)
+            except OSError:
+                # No memory, or no descriptor.
+                return None
             self._used.add(made)
-            self._bytes += rounded
+            self._bytes += made.size
         return made
+
+    def _make(self, size: int) -> Memory:
+        if self._later is None:
+            rounded = -(-size // _STEP) * _STEP
+            return Memory(rounded, _shared_file(rounded))
+        # Few sizes, so that pieces are used again, and little that no piece uses.
+        step = max(mmap.PAGESIZE, 1 << size.bit_length() >> 3)
+        rounded = -(-size // step) * step
+        block = next((block for block in self._blocks if block.fresh and block.fresh[0].size == rounded), None)
+        if block is None:
+            self._blocks.add(block := _Block(rounded))
+        return block.fresh.pop()
 
     def give(self, memory: Memory) -> None:
         """Take back memory that no process uses."""
@@ -100,9 +128,45 @@ class Pool:
             if memory not in self._used:
                 return
             self._used.discard(memory)
-            self._free.append(memory)
-            while sum(kept.size for kept in self._free) > _KEPT_BYTES:
-                self._bytes -= self._free.pop(0).size
+            self._free.setdefault(memory.size, deque()).append(memory)
+            self._free[memory.size] = self._free.pop(memory.size)
+            self._free_bytes += memory.size
+            if self._later is None:
+                self._let_go(self._free_bytes - _KEPT_BYTES)
+            elif self._free_bytes > _KEPT_BYTES and not self._is_watched:
+                self._watch(self._later)
+
+    def _watch(self, later: Callable[[float, Callable[[], None]], None]) -> None:
+        self._is_watched = True
+        self._unused_bytes = self._free_bytes
+        later(KEPT_SECONDS, self._tidy)
+
+    def _tidy(self) -> None:
+        """Return to the system what was not used for a while."""
+        with self._lock:
+            self._let_go(self._unused_bytes - _KEPT_BYTES)
+            self._is_watched = False
+            if self._later is not None and self._free_bytes > _KEPT_BYTES:
+                self._watch(self._later)
+
+    def _let_go(self, surplus: int) -> None:
+        """Return so many bytes to the system, the pieces first whose size was not used for longest."""
+        while surplus > 0:
+            size, pieces = next(iter(self._free.items()))
+            if not pieces:
+                del self._free[size]
+                continue
+            memory = pieces.popleft()
+            surplus -= size
+            self._bytes -= size
+            self._free_bytes -= size
+            if (block := memory.block) is not None:
+                _advise(memory.map, mmap.MADV_DONTNEED)
+                block.fresh.append(memory)
+                if len(block.fresh) == block.count:
+                    self._blocks.discard(block)
+                    # They refer to it, so that it would wait for the collector.
+                    block.fresh.clear()
 
     def drop(self, memory: Memory) -> None:
         """Forget memory that another process may still use, although this one does not hear from it."""
@@ -112,9 +176,15 @@ class Pool:
                 self._bytes -= memory.size
 
     @property
+    def is_scarce(self) -> bool:
+        """Whether half of what may be in use is: then memory should come back at once."""
+        return len(self._used) > _MOST_PIECES // 2 or self._bytes - self._free_bytes > _MOST_BYTES // 2
+
+    @property
     def counts(self) -> dict[str, int]:
         """How many pieces are in use and kept, and their bytes."""
-        return {"used": len(self._used), "free": len(self._free), "bytes": self._bytes}
+        free = sum(map(len, self._free.values()))
+        return {"used": len(self._used), "free": free, "bytes": self._bytes}
 
 
 def copy(source: Any, target: Any, size: int) -> None:
@@ -130,7 +200,27 @@ def standard_library() -> ctypes.CDLL:
     libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *(ctypes.c_int,) * 3, ctypes.c_long)
     libc.mmap.restype = ctypes.c_void_p
     libc.munmap.argtypes = ctypes.c_void_p, ctypes.c_size_t
+    libc.madvise.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
     return libc
+
+
+def _mapped(size: int, fd: int) -> memoryview:
+    """Map memory, shared if there is a descriptor, until nothing looks at it any more."""
+    # Python's own `mmap` would keep a second descriptor for each, which before Python 3.13 cannot be helped.
+    libc = standard_library()
+    flags = mmap.MAP_SHARED if fd >= 0 else mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    address = libc.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, 0)
+    if address in (None, _FAILED):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    mapped = (ctypes.c_ubyte * size).from_address(address)
+    weakref.finalize(mapped, libc.munmap, address, size).atexit = False
+    return memoryview(mapped).cast("B")
+
+
+def _advise(memory: memoryview, advice: int) -> None:
+    """Tell the system how memory is used; where it does not know the advice, nothing is lost."""
+    standard_library().madvise(ctypes.addressof(ctypes.c_ubyte.from_buffer(memory)), memory.nbytes, advice)
 
 
 def _shared_file(size: int) -> int:

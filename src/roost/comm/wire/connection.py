@@ -26,7 +26,7 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from roost.comm.limits import READ_SECONDS
-from roost.comm.move.memory import Memory
+from roost.comm.move.memory import Memory, copy
 from roost.comm.wire.loop import SPACE, Handle, Loop
 
 if TYPE_CHECKING:
@@ -40,6 +40,8 @@ HEADER = struct.Struct("<HHIIQQQ")
 other end have arrived."""
 BUFFER = struct.Struct("<QQ")
 """The size of a buffer, and the number of the shared memory that it lies in; 0 if it follows the data."""
+IS_SCARCE = 1 << 63
+"""Added to that number: the receiver copies the buffer and returns the memory at once."""
 WANTS_ACK = 1
 """The flag of a frame whose sender waits until it has arrived."""
 _NONCE = 32
@@ -116,13 +118,21 @@ class Frame:
 class SharedBuffer:
     """A buffer in shared memory: `view` is its bytes, and it goes back to its owner when it is not used any more."""
 
-    __slots__ = ("give_back", "memory", "view")
+    __slots__ = ("give_back", "is_scarce", "memory", "view")
 
-    def __init__(self, memory: Memory, view: memoryview, give_back: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        memory: Memory,
+        view: memoryview,
+        give_back: Callable[[], None] = lambda: None,
+        is_scarce: bool = False,
+    ) -> None:
         self.memory = memory
         self.view = view
         self.give_back = give_back
         """Returns it now; `view` must not be used any more."""
+        self.is_scarce = is_scarce
+        """Whether its owner has little left, so that it should not keep it in use for long."""
 
     @property
     def nbytes(self) -> int:
@@ -438,7 +448,7 @@ class Connection:
             frame = Frame(kind, number, data[begin:middle], data[middle:end], [])
             if count:
                 sizes = [BUFFER.unpack_from(data, described + place * BUFFER.size) for place in range(count)]
-                if not self._is_deaf and any(memory and self._maps[memory] is None for _, memory in sizes):
+                if not self._is_deaf and any(memory and self._maps[memory & ~IS_SCARCE] is None for _, memory in sizes):
                     # Its memory cannot be mapped here: it and all that follows has to come again, without descriptors.
                     self._is_deaf = True
                     log.warning("this process has no descriptor left: buffers from %s come through the socket", peer)
@@ -494,10 +504,16 @@ class Connection:
         elif kind == Kind.BEGIN:
             self._is_deaf = False
 
-    def _borrow(self, peer: Peer, size: int, number: int) -> SharedBuffer | None:
+    def _borrow(self, peer: Peer, size: int, number: int) -> SharedBuffer | memoryview | None:
+        is_scarce, number = number & IS_SCARCE, number & ~IS_SCARCE
         memory = self._maps[number]
         if memory is None or self._is_deaf:
             return None
+        if is_scarce:
+            target = peer.allocate(size)
+            copy(memory.map, target, size)
+            peer.send(Kind.FREE, number)
+            return target
         view, finalizer = memory.borrow(size, lambda: self._loop.call(lambda: peer.send(Kind.FREE, number)))
 
         def give_back() -> None:

@@ -85,7 +85,7 @@ class Endpoint:
         self.host = host
         self.lock = threading.RLock()
         self.loop = Loop(f"roost-comm-{own.address}")
-        self.shared, self.private = Pool(is_shared=True), Pool(is_shared=False)
+        self.shared, self.private = Pool(), Pool(self.loop.call_later)
         self.peers: dict[str, Peer] = {}
         """By address: the processes that this one talks to, or looks for."""
         self.on_message: Callable[[Peer, Frame], None] = lambda _peer, _frame: None

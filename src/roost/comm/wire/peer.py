@@ -26,6 +26,7 @@ from roost.comm.move.memory import Memory, copy
 from roost.comm.wire.connection import (
     BUFFER,
     HEADER,
+    IS_SCARCE,
     SHARED_FROM,
     WANTS_ACK,
     Connection,
@@ -225,15 +226,16 @@ class Peer:
         connection = self.connection
         if connection is None or connection.is_inline or size < SHARED_FROM:
             return None
-        memory = self.endpoint.shared.take(size)
+        pool = self.endpoint.shared
+        memory = pool.take(size)
         if memory is None:
             return None
         try:
             copy(data, memory.map, size)
         except BaseException:
-            self.endpoint.shared.give(memory)
+            pool.give(memory)
             raise
-        return SharedBuffer(memory, memoryview(memory.map)[:size])
+        return SharedBuffer(memory, memoryview(memory.map)[:size], is_scarce=pool.is_scarce)
 
     def _lend(self, buffer: SharedBuffer, on_free: Callable[[], None] | None = None) -> None:
         self._lent.setdefault(self._number_of(buffer.memory), deque()).append((buffer, on_free))
@@ -282,7 +284,7 @@ class Peer:
                     if number not in connection.passed:
                         connection.passed.add(number)
                         self.tell(connection, Kind.MEMORY, number, buffer.memory)
-                    descriptions.append(BUFFER.pack(buffer.view.nbytes, number))
+                    descriptions.append(BUFFER.pack(buffer.nbytes, number | (IS_SCARCE if buffer.is_scarce else 0)))
                     continue
                 kept.is_inline = True
                 part = buffer.view

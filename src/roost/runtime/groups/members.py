@@ -138,10 +138,11 @@ class Members:
         """Call a method on some ranks, with what is sent to each."""
         # After calls that are kept, so that each worker gets them in order.
         late = self.restarting(ranks) | {rank for rank, *_ in list(self._kept)}
+        name = group_call(method)
         calls = [
             self._keep(rank, method, item.arguments)
             if rank in late
-            else getattr(self._handles[rank], group_call(method)).remote(*item.arguments)
+            else getattr(self._handles[rank], name).remote(*item.arguments)
             for rank, item in zip(ranks, sent, strict=True)
         ]
         result: CallResult[Any] = CallResult(self, method, ranks, calls, [item.sources for item in sent])

@@ -25,7 +25,15 @@ from roost.deadline import NEVER, Deadline
 from roost.errors import CallTimedOut, ClusterError, ConfigError, WorkerDied
 from roost.runtime.connect.calls import get
 from roost.runtime.events.waits import waiting
-from roost.runtime.failures.failure import DEATHS, Failure, FailureKind, asked_at, failures_in, make_error
+from roost.runtime.failures.failure import (
+    DEATHS,
+    Failure,
+    FailureKind,
+    RemoteFailure,
+    asked_at,
+    failures_in,
+    make_error,
+)
 from roost.runtime.failures.meanwhile import with_meanwhile
 from roost.runtime.limits import GRACE_SECONDS, SLICE_SECONDS, TRANSFER_SECONDS
 from roost.runtime.process.identity import WorkerIdentity
@@ -89,10 +97,10 @@ class PassedCall:
         arrived = look_at(self.reports)
         for worker, ref in zip(self.workers, self.reports, strict=True):
             try:
-                error = ray.get(ref)[1] if ref in arrived else None
+                error = ray.get(ref) if ref in arrived else None
             except RayError as raised:
                 error = raised
-            if error is not None:
+            if isinstance(error, Exception):
                 failure = lost_value(context, error, ()) or context.describe(worker, error)
                 is_own = not failure.method and failure.address == worker.address
                 found.append(replace(failure, method=self.method) if is_own else failure)
@@ -202,7 +210,7 @@ class CallResult(Passable, Generic[Value]):
         while pending:
             wait_for(self._members.context, list(pending), 1, deadline)
             arrived = look_at(list(pending))
-            if any(failure is not None for _, failure in get(list(arrived), deadline.timeout)):
+            if any(isinstance(report, RemoteFailure) for report in get(list(arrived), deadline.timeout)):
                 raise RayError("a call has failed")
             pending -= arrived
 
@@ -257,8 +265,7 @@ class CallResult(Passable, Generic[Value]):
                     raise self._timed_out(seconds, pending) from None
                 raise self._failed() from None
             if ready in sources:
-                _, failure = value
-                if failure is not None:
+                if isinstance(value, RemoteFailure):
                     raise self._failed()
                 del sources[ready]
                 continue
@@ -302,8 +309,8 @@ class CallResult(Passable, Generic[Value]):
         """Return the value of a rank that has answered, or its failure."""
         report, value = reply
         try:
-            _, found = ray.get(report)
-            if found is None:
+            found = ray.get(report)
+            if not isinstance(found, RemoteFailure):
                 return ray.get(value), None
         except RayError as error:
             found = error
@@ -325,7 +332,8 @@ class CallResult(Passable, Generic[Value]):
         for rank, (report, _), own in replies:
             # Also of the workers that succeeded where another failed.
             with contextlib.suppress(RayError), self._waiting(), self._members.context.stop:
-                own.update(get(report)[0])
+                found = get(report)
+                own.update({} if isinstance(found, RemoteFailure) else found)
             for tag, seconds in own.items():
                 by_tag.setdefault(tag, {})[rank] = seconds
         self._has_durations = False
@@ -464,7 +472,8 @@ class CallResult(Passable, Generic[Value]):
                 self._begin(None)
                 done, pending = await asyncio.wait(pending, timeout=SLICE_SECONDS, return_when=until)
                 failed = any(
-                    answer.exception() or (answer in of_sources and answer.result()[1] is not None) for answer in done
+                    answer.exception() or (answer in of_sources and isinstance(answer.result(), RemoteFailure))
+                    for answer in done
                 )
         if failed:
             raise await asyncio.to_thread(self._failed)

@@ -7,7 +7,6 @@ it cannot name is shown as unknown. Names and commands belong to other users: th
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import logging
 from collections.abc import Callable, Collection, Mapping
@@ -142,9 +141,10 @@ def is_restarting(handle: ActorHandle[Any]) -> bool:
 
 def _local_state(handle: ActorHandle[Any]) -> int | None:
     # There is no public way to ask without a call to Ray's head.
-    with contextlib.suppress(Exception):
+    try:
         return int(handle._get_local_state())  # type: ignore[no-untyped-call]
-    return None
+    except Exception:
+        return None
 
 
 def find_instance(name: str) -> str | None:

@@ -256,28 +256,35 @@ def _name_of(stream: Any) -> str:
     return getattr(stream, "__name__", "") or "a stream"
 
 
-@contextlib.contextmanager
-def _carried(method: str = "", called: str = "") -> Iterator[None]:
-    """Send what is raised inside to the caller: as a RemoteFailure, or as Raised if a method is given.
+class _carried:  # noqa: N801 - used like contextlib.suppress
+    """Sends what is raised inside to the caller: as a RemoteFailure, or as Raised if a method is given.
 
     `called` is what the log, the events and the other processes of the job are told has failed, by default the method.
     """
-    try:
-        yield
-    except (SystemExit, GeneratorExit):
-        # These end the process or the generator; they are not failures of the user's code.
-        raise
-    except BaseException as error:
+
+    __slots__ = ("_called", "_method")
+
+    def __init__(self, method: str = "", called: str = "") -> None:
+        self._method = method
+        self._called = called or method
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        # The others end the process or the generator; they are not failures of the user's code.
+        if error is None or isinstance(error, SystemExit | GeneratorExit):
+            return
         identity, origin = current_identity(), dict[str, Any]()
-        if identity is not None and method:
-            origin = {"address": identity.address, "rank": identity.rank, "node": identity.node, "method": method}
+        if identity is not None and self._method:
+            origin = {"address": identity.address, "rank": identity.rank, "node": identity.node, "method": self._method}
         log = output.own_place().path
         carried = carry(error, output.read_tail(log), **origin)
         # The caller may never look at the result.
-        if called or method:
+        if self._called:
             causes = [(item.address, item.pid or 0, item.when) for item in getattr(error, "worker_failures", ())]
-            report(carried.failure, called or method, causes)
-        raise Raised(replace(carried.failure, log_path=str(log))) if method else carried from None
+            report(carried.failure, self._called, causes)
+        raise Raised(replace(carried.failure, log_path=str(log))) if self._method else carried from None
 
 
 def make_actor_class(name: str, methods: Mapping[str, MethodKind]) -> type:
@@ -301,10 +308,11 @@ def group_call(method: str) -> str:
     return f"group.{method}"
 
 
-CallReport = tuple[dict[str, float], RemoteFailure | None]
-"""What the caller learns of a call besides its value: what was timed, by tag, and how it failed if it did.
+CallReport = dict[str, float] | RemoteFailure
+"""What the caller learns of a call besides its value: what was timed, by tag, or how it failed.
 
-A plain tuple, since every call sends one: a class takes four times as long to pickle.
+Every call sends one. Ray packs a plain dict of numbers itself; a tuple or a class it pickles, which takes a worker and
+its caller longer than all else that Roost adds to a call.
 """
 
 
@@ -354,8 +362,8 @@ def _answering(name: str, kind: MethodKind) -> Callable[..., Any]:
                     value = getattr(self._roost_object, name)(*args, **kwargs)
                     value = [item async for item in value] if kind.is_generator else await value
             except Raised as raised:
-                return _failing(({}, RemoteFailure(raised.failure)), raised)
-            return (durations, None), value
+                return _failing(raised)
+            return durations, value
 
     else:
 
@@ -366,15 +374,15 @@ def _answering(name: str, kind: MethodKind) -> Callable[..., Any]:
                     value = getattr(self._roost_object, name)(*args, **kwargs)
                     value = list(value) if kind.is_generator else value
             except Raised as raised:
-                return _failing(({}, RemoteFailure(raised.failure)), raised)
-            return (durations, None), value
+                return _failing(raised)
+            return durations, value
 
     answering.__name__ = answering.__qualname__ = name
     method: Callable[..., Any] = ray.method(num_returns=2)(answering)
     return method
 
 
-def _failing(report: CallReport, raised: Raised) -> Iterator[Any]:
+def _failing(raised: Raised) -> Iterator[Any]:
     """Yield the report, and raise in place of the value: Ray keeps what a generator has yielded before."""
-    yield report
+    yield RemoteFailure(raised.failure)
     raise raised.with_traceback(None) from None

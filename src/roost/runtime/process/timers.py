@@ -18,24 +18,29 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 _durations: ContextVar[dict[str, float] | None] = ContextVar("roost_durations", default=None)
 
 
-@contextlib.contextmanager
-def measured_call(name: str) -> Iterator[dict[str, float]]:
-    """Collect the durations of everything that is timed inside, and of the whole unless something has its name."""
-    durations: dict[str, float] = {}
-    token, outer = _durations.set(durations), in_call.set(True)
-    started = time.perf_counter()
-    is_ok = False
-    if emitter.is_on:
-        emitter.call_began(id(durations), name, started)
-    try:
-        yield durations
-        durations.setdefault(name, time.perf_counter() - started)
-        is_ok = True
-    finally:
-        _durations.reset(token)
-        in_call.reset(outer)
+class measured_call:  # noqa: N801 - used like contextlib.suppress
+    """Collects the durations of all that is timed inside, and of the whole unless something has its name."""
+
+    __slots__ = ("_durations", "_name", "_outer", "_started", "_token")
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._durations: dict[str, float] = {}
+
+    def __enter__(self) -> dict[str, float]:
+        self._token, self._outer = _durations.set(self._durations), in_call.set(True)
+        self._started = time.perf_counter()
         if emitter.is_on:
-            emitter.call_ended(id(durations), name, started, is_ok)
+            emitter.call_began(id(self._durations), self._name, self._started)
+        return self._durations
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self._durations.setdefault(self._name, time.perf_counter() - self._started)
+        _durations.reset(self._token)
+        in_call.reset(self._outer)
+        if emitter.is_on:
+            emitter.call_ended(id(self._durations), self._name, self._started, kind is None)
 
 
 @contextlib.contextmanager
