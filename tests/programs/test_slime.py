@@ -80,11 +80,12 @@ def test_roosts_own_flags_are_read_from_what_slime_parsed(slime, program):
     code = "from slime.utils.arguments import parse_args; from roost.rl import read_flags; "
     code += "flags = read_flags(parse_args()); print(flags.num_gpus, flags.rollout_offset, flags.use_critic)"
     env = {"PYTHONPATH": os.pathsep.join([str(PARTS), str(slime)])}
-    assert program("-c", code, *FLAGS, *SEPARATE, *CRITIC, env=env).stdout.split() == ["4", "2", "True"]
+    own = [*FLAGS, "--save", "."]
+    assert program("-c", code, *own, *SEPARATE, *CRITIC, env=env).stdout.split() == ["4", "2", "True"]
     # slime itself only says that the flag that was meant is missing.
     wrong = ["--rollout-num-gpu", "2", "--disable-wandb", "--num-layer", "4"]
     with pytest.raises(AssertionError) as caught:
-        program("-c", code, *FLAGS, *wrong, compat="slime", env=env)
+        program("-c", code, *own, *wrong, compat="slime", env=env)
     for flag, hint in [(wrong[0], "did you mean --rollout-num-gpus?"), (wrong[2], ""), (wrong[3], "--num-layers?")]:
         assert f"slime has no flag {flag}, nor have its Megatron and its SGLang" in str(caught.value)
         assert hint in str(caught.value)
