@@ -10,7 +10,6 @@ import pytest
 
 from roost import (
     ComponentPlacement,
-    ConfigError,
     FlexiblePlacementStrategy,
     NodePlacementStrategy,
     PackedPlacementStrategy,
