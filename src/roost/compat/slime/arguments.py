@@ -33,7 +33,7 @@ def _arguments() -> Any:
     parse, validate, parse_known = module.parse_args, module.slime_validate_args, ArgumentParser.parse_known_args
 
     def parse_args(*given: Any, **options: Any) -> Namespace:
-        """Return slime's arguments; ConfigError for a flag that none of the parsers has."""
+        """Return slime's arguments; end the program for a flag that none of the parsers has."""
         known: set[str] = set()
 
         def noting(parser: ArgumentParser, *words: Any, **more: Any) -> Any:
@@ -43,7 +43,11 @@ def _arguments() -> Any:
 
         def checking(args: Namespace) -> Any:
             # Every parser has run, and slime would complain of what a misspelled flag did not say.
-            check_flags(sys.argv[1:], known)
+            try:
+                check_flags(sys.argv[1:], known)
+            except ConfigError as error:
+                # As a parser ends the program that it was called wrongly for.
+                ArgumentParser().exit(2, f"roost: {error}\n")
             return validate(args)
 
         ArgumentParser.parse_known_args, module.slime_validate_args = noting, checking  # type: ignore[assignment,method-assign]
