@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import shutil
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from roost.config.readers.slime import PLACING, SLIME
 from roost.testing import local_cluster
 
 PARTS = Path(__file__).parent / "slime_parts"
@@ -61,6 +63,32 @@ def traced(slime, program, tmp_path):
         return {name: [json.loads(line) for line in lines] for name, lines in traces.items()}, done
 
     return run
+
+
+def test_roost_knows_every_flag_of_slimes_that_says_how_much_hardware_a_role_has(slime):
+    names = set()
+    for path in ("slime/utils/arguments.py", "slime/backends/sglang_utils/arguments.py"):
+        for node in ast.walk(ast.parse((slime / path).read_text(encoding="utf-8"))):
+            names |= {node.value[2:]} if isinstance(node, ast.Constant) and str(node.value).startswith("--") else set()
+    assert len(names) > 200
+    placing = {name for name in names if PLACING.match(name)}
+    assert {"actor-num-nodes", "rollout-num-gpus-per-engine", "prefill-num-servers"} <= placing
+    assert placing <= SLIME.defaults.keys()
+
+
+def test_roosts_own_flags_are_read_from_what_slime_parsed(slime, program):
+    code = "from slime.utils.arguments import parse_args; from roost.rl import read_flags; "
+    code += "flags = read_flags(parse_args()); print(flags.num_gpus, flags.rollout_offset, flags.use_critic)"
+    env = {"PYTHONPATH": os.pathsep.join([str(PARTS), str(slime)])}
+    own = [*FLAGS, "--save", "."]
+    assert program("-c", code, *own, *SEPARATE, *CRITIC, env=env).stdout.split() == ["4", "2", "True"]
+    # slime itself only says that the flag that was meant is missing.
+    wrong = ["--rollout-num-gpu", "2", "--disable-wandb", "--num-layer", "4"]
+    with pytest.raises(AssertionError) as caught:
+        program("-c", code, *own, *wrong, compat="slime", env=env)
+    for flag, hint in [(wrong[0], "did you mean --rollout-num-gpus?"), (wrong[2], ""), (wrong[3], "--num-layers?")]:
+        assert f"slime has no flag {flag}, nor have its Megatron and its SGLang" in str(caught.value)
+        assert hint in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ class Teller(Worker):
         return self.worker_info
 
     def seen(self):
-        return self.global_accelerator_ids, self.has_accelerator, self.accelerator_type, Worker.torch_device_type
+        return self.devices, self.has_accelerator, self.accelerator_type, Worker.torch_device_type
 
     def ports(self):
         return self.acquire_free_port(), self.acquire_free_port()
@@ -74,8 +74,8 @@ class Teller(Worker):
 
 def be_rank(parent, world_size, rank):
     worker = Worker(parent_address=parent, world_size=world_size, rank=rank)
-    name, accelerators = worker.worker_address.get_name(), worker.worker_info.available_accelerators
-    about = name, worker._rank, worker._world_size, worker._group_name, worker.get_parent_rank(), accelerators
+    name, node = worker.worker_address.get_name(), worker.worker_info.cluster_node_rank
+    about = name, worker._rank, worker._world_size, worker._group_name, worker.get_parent_rank(), node
     worker.send(about, parent.root_group_name, parent.rank)
 
 
@@ -98,7 +98,7 @@ def test_a_program_in_rlinf_s_words():
         assert [found[1] for found in group.execute_on(3, 0).where().wait()] == [3, 0], "in the order given"
         assert [info.address for info in group.info().wait()] == [f"worker_group_Teller:{rank}" for rank in range(4)]
         (info,) = group.execute_on(2).info().wait()
-        assert (info.available_accelerators, info.group_world_size, info.cluster_node_rank) == ([6], 4, 1)
+        assert (info.rank, info.group_world_size, info.cluster_node_rank) == (2, 4, 1)
         assert info.accelerator_type == AcceleratorType.NV_GPU
         assert [piece.type for piece in info.hardware_infos] == ["Accelerator"]
         # There is no device here that torch could see.
@@ -117,7 +117,7 @@ def test_a_program_in_rlinf_s_words():
             assert group.execute_on(3).get(channel, key).wait() == [("roost.compat.rlinf.channels", {"from": 0})]
         assert not channel.is_local
         started = group.execute_on(2).start_rank().wait()
-        assert started == [("worker_group_Teller:2:1", 1, 2, "worker_group_Teller:2", 2, [6])]
+        assert started == [("worker_group_Teller:2:1", 1, 2, "worker_group_Teller:2", 2, 1)]
 
         for options in ({}, {"async_op": True}, {"enable_p2p": True}, {"route_key": 7}):
             sent = group.give(channel, 3, **options)

@@ -17,7 +17,6 @@ import pkgutil
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from roost.errors import ConfigError
@@ -90,8 +89,8 @@ def tell(name: str, replaced: str, tried: Sequence[str]) -> None:
         print(f"roost: it was tried with {name} {join_words(tried)}: {renamed}", file=sys.stderr, flush=True)
 
 
-def load_theirs(name: str) -> ModuleType:
-    """Load the framework's own module of that name, of which no other code then knows."""
+def load_theirs(name: str, *needed: str) -> Any:
+    """Load the framework's own module, a copy for Roost to change; ConfigError if it has not what Roost changes."""
     parent, _, _ = name.rpartition(".")
     places = importlib.import_module(parent).__path__ if parent else None
     spec = importlib.machinery.PathFinder.find_spec(name, places)
@@ -99,6 +98,11 @@ def load_theirs(name: str) -> ModuleType:
         raise ModuleNotFoundError(f"No module named {name!r}", name=name)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    if missing := join_words([repr(needs) for needs in needed if not hasattr(module, needs)]):
+        framework = name.partition(".")[0]
+        tried = importlib.import_module(f"{__name__}.{framework}").TRIED
+        hint = f"Roost was tried with {framework} {join_words(tried)}"
+        raise ConfigError(f"{name} has no {missing}: it is of a version that Roost does not know", hint=hint)
     return module
 
 

@@ -53,10 +53,7 @@ class _PlacementGroups(list[PlacementGroup]):
 @functools.cache
 def _base() -> Any:
     """Return a copy of verl's module whose pools and worker groups are Roost's."""
-    module: Any = load_theirs(_REPLACED)
-    if missing := join_words([repr(name) for name in _NEEDED if not hasattr(module, name)]):
-        hint = f"Roost was tried with verl {join_words(TRIED)}"
-        raise ConfigError(f"{_REPLACED} has no {missing}: it is of a version that Roost does not know", hint=hint)
+    module: Any = load_theirs(_REPLACED, *_NEEDED)
     tell("verl", _REPLACED, TRIED)
 
     class RayResourcePool(module.RayResourcePool):  # type: ignore[misc]

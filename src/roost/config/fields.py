@@ -67,10 +67,10 @@ class Table:
         """The names of the required fields."""
         return [field.name for field in self.fields.values() if field.required]
 
-    def optional(self) -> Table:
+    def optional(self, *, is_open: bool = False) -> Table:
         """Return the same table with no field required."""
         fields = [Field(field.name, field.kind, field.about, False, field.examples) for field in self.fields.values()]
-        return Table(self.about, *fields, naming=self.naming, otherwise=self.otherwise)
+        return Table(self.about, *fields, naming=self.naming, is_open=is_open, otherwise=self.otherwise)
 
     def read(self, value: Value, notes: Notes, what: str) -> Section:
         """Open a mapping to read it field by field; note the keys that are unknown or missing."""

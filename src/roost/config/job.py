@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from roost.config.document import Value
-from roost.config.fields import Field, Section, Table
+from roost.config.fields import Field, Table
 from roost.config.inventory import SHORTHAND
 from roost.config.node_groups import GROUP_FIELDS, MAX_NODES, NodeGroup, read_node_groups
 from roost.config.ranks import MAX_PROCESSES, Segment
-from roost.config.reading import Notes, PlacementText, check_name, describe
+from roost.config.reading import Notes, Pair, PlacementText, check_name, describe, read_fields
 from roost.config.topology import Topology
 from roost.config.values import FILLED_TEXT, FLAG, LABELS, MODULES, PLACEMENT, Kind, Schema, by_name, items, whole
 from roost.config.yaml_file import as_document, parse_text, read_file
@@ -285,14 +285,20 @@ def _read_cluster(document: Value, notes: Notes, table: Table) -> tuple[ClusterC
             notes.config(document, "the job has no section 'cluster'", hint=_no_cluster_hint(document.keys()))
     if value is None:
         return empty, ()
-    section = table.read(value, notes, "cluster")
+    bare = _bare_components(value)
+    section = (table.optional(is_open=True) if bare else table).read(value, notes, "cluster")
     num_nodes = section.read("num_nodes")
     groups = read_node_groups(section.read("node_groups", ()), notes, num_nodes, f"num_nodes is {num_nodes}")
     hardware = section.read("hardware")
     if hardware is not None and num_nodes is not None and hardware.num_nodes < num_nodes:
         has = f"hardware has {plural(hardware.num_nodes, 'node')}"
         notes.config(section.value("hardware"), f"{has}, but num_nodes is {num_nodes}", "change one of the two")
-    components, names = _read_components(section, notes)
+    given = bare or section.read("component_placement", {})
+    if len(given) > _MOST_COMPONENTS:
+        message = f"it has {len(given):,} components, and a job has at most {_MOST_COMPONENTS:,}"
+        notes.config(section.value("component_placement"), message, "is this the right file?")
+        given = {}
+    components, names = _read_components(given, notes)
     config = ClusterConfig(
         num_nodes=num_nodes,
         components=components,
@@ -315,13 +321,29 @@ def _no_cluster_hint(keys: list[str]) -> str:
     return "put num_nodes, component_placement and node_groups under 'cluster:'"
 
 
-def _read_components(cluster: Section, notes: Notes) -> tuple[tuple[ComponentConfig, ...], tuple[str, ...]]:
+def _bare_components(value: Value) -> dict[str, Pair]:
+    """Return the components of a section that has them without the level `component_placement`, as one page of RLinf's.
+
+    All its other keys must be placements, none of them a number alone and none a slip of a key of the section.
+    """
+    notes = Notes()
+    with notes.catching():
+        keys = value.keys() if value.kind == "mapping" else []
+        bare = [name for name in keys if name not in CLUSTER_FIELDS.fields]
+        slips = (name for name in bare if name in _NOT_PLACEMENT or did_you_mean(name, CLUSTER_FIELDS.fields))
+        if not bare or "component_placement" in keys or len(bare) > _MOST_COMPONENTS or any(slips):
+            return {}
+        pairs = read_fields(value, notes, "cluster")
+        found = {name: pair for name, pair in pairs.items() if name in bare}
+        for name, pair in found.items():
+            _read_component(name, pair.value, notes)
+        if not notes.problems and not any(describe(pair.value).strip("'").isdecimal() for pair in found.values()):
+            return found
+    return {}
+
+
+def _read_components(given: Mapping[str, Pair], notes: Notes) -> tuple[tuple[ComponentConfig, ...], tuple[str, ...]]:
     found: dict[str, ComponentConfig | None] = {}
-    given = cluster.read("component_placement", {})
-    if len(given) > _MOST_COMPONENTS:
-        message = f"it has {len(given):,} components, and a job has at most {_MOST_COMPONENTS:,}"
-        notes.config(cluster.value("component_placement"), message, "is this the right file?")
-        return (), ()
     for text, pair in given.items():
         for part in text.split(","):
             name = check_name(part, pair.key, notes, "the component name")

@@ -1,7 +1,8 @@
 """JSON Schemas of the files that people write, for editors, made from the tables that the readers read by.
 
-A schema knows shapes and never the hardware: what it refuses, the readers refuse as well, and they refuse more. Draft 7
-is what the YAML support of editors understands best.
+A schema knows shapes and never the hardware: what it refuses, the readers refuse as well, and they refuse more. The
+readers also take components without `component_placement`, of which editors should still say that the level is missing.
+Draft 7 is what the YAML support of editors understands best.
 """
 
 from __future__ import annotations

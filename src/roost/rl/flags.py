@@ -17,6 +17,7 @@ from itertools import chain, groupby
 from typing import Any
 
 from roost.config.ranks import format_ranks
+from roost.config.readers.slime import MILES, PLACING
 from roost.config.topology import Topology
 from roost.errors import ConfigError, Problem
 from roost.placement.plan import Plan
@@ -40,10 +41,11 @@ _SHARES = ("num_gpus_per_actor", "num_gpus_per_engine")
 _SHARE = 0.8
 _NEAR = 0.84
 """How alike a name is to that of a flag that is probably meant."""
-_IGNORED = ("num_gpus_per_node", "rollout_external_engine_addrs", "critic_num_nodes", "critic_num_gpus_per_node")
-"""Names of slime's that look like flags. The first says how many accelerators a node has, which Roost measures."""
-_ELSEWHERE = ("sglang_config", "prefill_num_servers", "eval_num_gpus")
+_ELSEWHERE = frozenset({"sglang_config", "prefill_num_servers", "eval_num_gpus"})
 """Flags of slime and miles that divide the accelerators among engines in a way that these flags cannot say."""
+_OTHERS = {*(name.replace("-", "_") for name in MILES.defaults), "rollout_num_engines", "rollout_external_engine_infos"}
+_OTHERS -= _ELSEWHERE
+"""Flags of slime and miles that a reader knows, and two names that slime adds to what it has parsed."""
 
 
 class Mode(StrEnum):
@@ -128,7 +130,8 @@ class TrainRolloutFlags:
 def read_flags(args: object) -> TrainRolloutFlags:
     """Read flags from a namespace, a dict, a config or any object that has them; missing ones have their defaults.
 
-    Other names belong to the job and are ignored, unless they look like a flag that is written otherwise.
+    Other names belong to the job and are ignored, unless they look like a flag that is written otherwise, or say how
+    much hardware a role has.
     """
     if isinstance(args, TrainRolloutFlags):
         return args
@@ -139,13 +142,15 @@ def read_flags(args: object) -> TrainRolloutFlags:
     given = {str(name) for name in (args if isinstance(args, Mapping) else getattr(args, "__dict__", ()))}
     found = {name: value for name in known if (value := read(name, None)) is not None}
     problems = []
-    for name in sorted(given.difference(known, _IGNORED)):
+    for name in sorted({*given, *_ELSEWHERE}.difference(known, _OTHERS)):
+        value = read(name, None)
         if close := difflib.get_close_matches(name, known, n=1, cutoff=_NEAR):
             problems.append(Problem(message=f"there is no flag {name!r}", hint=f"did you mean {close[0]!r}?"))
-    for name in _ELSEWHERE:
-        if read(name, None):
+        elif (name in _ELSEWHERE or PLACING.match(name)) and isinstance(value, int | float | str) and value:
             hint = "leave it out, or write the placement into a job.yaml"
-            problems.append(Problem(message=f"{name} is {read(name, None)!r}: Roost has no such flag", hint=hint))
+            if name not in _ELSEWHERE and (nearest := did_you_mean(name, known)):
+                hint = f"did you mean {nearest!r}? Otherwise {hint}"
+            problems.append(Problem(message=f"{name} is {value!r}: Roost has no such flag", hint=hint))
     for name in ("num_nodes", "num_gpus_per_node"):
         own, of_actor = read(f"{CRITIC}_{name}", None), found.get(f"{TRAIN}_{name}")
         if found.get("use_critic") and None not in (own, of_actor) and own != of_actor:

@@ -51,6 +51,36 @@ def test_a_file_keeps_what_was_typed():
     assert [component.world_size for component in plan.components] == [4, 4, 2, 9, 4]
 
 
+def test_components_without_their_level_are_read_where_they_can_be_nothing_else():
+    long = {"actor": {"node_group": "node", "placement": 0}, "env": ["0-3", 5], "rollout,critic": "all"}
+    for cluster in (long, {"num_nodes": 1, **long}, OmegaConf.create(long)):
+        job = JobConfig.from_dict({"cluster": cluster})
+        assert names(job) == ["actor", "env", "rollout", "critic"]
+    plan = make_plan(job, Topology.from_shorthand("1x8"))
+    assert plan == make_plan({"cluster": {"component_placement": long}}, Topology.from_shorthand("1x8"))
+
+
+@pytest.mark.parametrize(
+    ("cluster", "said"),
+    [
+        ({"num_node": 1, "actor": "0-7"}, "did you mean 'num_nodes'"),
+        ({"component_placements": {"actor": "0-7"}}, "did you mean 'component_placement'"),
+        ({"working_dirs": "all", "actor": "0-7"}, "did you mean 'working_dir'"),
+        ({"gpus": 8}, "cluster has no key 'gpus'"),
+        ({"gpus": "8", "actor": "0-7"}, "cluster has no key 'gpus'"),
+        ({"actor": "0-"}, "cluster has no key 'actor'"),
+        ({"actor": {"placements": "0-7"}}, "cluster has no key 'actor'"),
+        ({"actor": None}, "cluster has no key 'actor'"),
+        ({"actor": "0-7", "tracer": "all"}, "it is for RLinf's tracer"),
+        ({"num_nodes": 1}, "cluster lacks 'component_placement'"),
+        ({"actor": "0-3", "component_placement": {"rollout": "4-7"}}, "one level deeper"),
+    ],
+)
+def test_a_wrong_key_of_a_cluster_is_no_component(cluster, said):
+    with pytest.raises(ConfigError, match=said):
+        JobConfig.from_dict({"cluster": cluster})
+
+
 def test_a_dictconfig_says_the_same_as_a_dict():
     data = {"cluster": {"num_nodes": 1, "component_placement": {"actor": "0-3", "env": {"placement": 0}}}}
     topology = Topology.from_shorthand("1x4")

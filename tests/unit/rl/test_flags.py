@@ -168,8 +168,26 @@ def test_names_of_a_job_that_look_like_no_flag_are_its_own():
     names = "num_gpus_per_node rollout_num_process rollout_global_dataset actor_lr rollout_seed num_rollout critic_lr"
     names += " rollout_batch_size rollout_function_path offload_rollout debug_rollout_data num_steps_per_rollout"
     assert read_flags(argparse.Namespace(**SLIME, **dict.fromkeys(names.split(), 8))) == TrainRolloutFlags(**SLIME)
-    with pytest.raises(ConfigError, match=r"sglang_config is 'groups\.yaml': Roost has no such flag"):
-        read_flags(SLIME | {"sglang_config": "groups.yaml"})
+    # Megatron's and SGLang's, and what nobody has set.
+    names = "num_nodes num_gpus world_size sglang_nnodes num_experts eval_iters train_iters router_servers"
+    own = dict.fromkeys(names.split(), 8) | {"critic_num_gpus": None, "reward_num_gpus": 0, "rollout_nodes": ["a"]}
+    assert read_flags(argparse.Namespace(**SLIME, **own)) == TrainRolloutFlags(**SLIME)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "hint"),
+    [
+        ("reward_num_gpus", 4, "did you mean 'rollout_num_gpus'? Otherwise leave it out"),
+        ("rollout_num_servers", "2", "did you mean 'rollout_num_gpus'? Otherwise leave it out"),
+        ("ref_gpus", 1, "leave it out, or write the placement into a job.yaml"),
+        ("sglang_config", "groups.yaml", "leave it out, or write the placement into a job.yaml"),
+        ("eval_num_gpus", 2, "leave it out, or write the placement into a job.yaml"),
+    ],
+)
+def test_a_flag_that_says_how_much_hardware_something_has_and_is_none_of_roosts_is_an_error(name, value, hint):
+    with pytest.raises(ConfigError, match=f"{name} is {value!r}: Roost has no such flag") as caught:
+        read_flags(SLIME | {name: value})
+    assert caught.value.problems[0].hint.startswith(hint)
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any
 
 from roost.comm.collectives import plan_routes
+from roost.comm.rows import join_rows
 from roost.deadline import Deadline
 from roost.errors import ConfigError
 from roost.runtime.groups.group import WorkerGroup
@@ -102,15 +102,12 @@ def merge_batches(batches: Sequence[Any]) -> Any:
     if not batches:
         raise ConfigError("there are no parts to join")
     first = batches[0]
-    if len(batches) == 1 or all(part is None for part in batches):
+    if len(batches) == 1:
         return first
     if isinstance(first, dict):
         return {key: merge_batches([part[key] for part in batches]) for key in first}
-    if isinstance(first, list):
-        return [row for part in batches for row in part]
-    if getattr(first, "shape", ()):
-        # numpy, or torch.
-        return importlib.import_module(type(first).__module__.partition(".")[0]).concatenate(list(batches))
+    if isinstance(first, list) or getattr(first, "shape", None):
+        return join_rows(batches)
     if all(part == first for part in batches):
         return first
     raise ConfigError(f"parts of {type(first).__name__} differ, and cannot be joined")

@@ -161,8 +161,6 @@ class Worker(RoutingWorker, comm_worker.Worker):  # type: ignore[misc]
         worker = current_worker()
         return logging.getLogger("rlinf") if worker is None else worker._roost_logger
 
-    _accelerator_type = accelerator_type
-
     @property
     def _logger(self) -> logging.Logger:
         return self._roost_logger
@@ -175,31 +173,20 @@ class Worker(RoutingWorker, comm_worker.Worker):  # type: ignore[misc]
     _local_accelerator_rank = fact(lambda worker: worker.placement.local_accelerator_rank)
     worker_address = fact(lambda worker: worker.address)
     has_accelerator = fact(lambda worker: worker.accelerator_type != AcceleratorType.NO_ACCEL)
-    hardware_type = fact(lambda worker: worker.placement.hardware_type)
-    manager_proxy = fact(lambda worker: worker.cluster.worker_manager)
-    hardware_infos = fact(lambda worker: worker.worker_info.hardware_infos)
-    global_accelerator_ids = fact(lambda worker: worker.worker_info.available_accelerators)
 
     @property
     def worker_info(self) -> WorkerInfo:
-        place, node = self.placement, self.cluster.get_node_info(self.placement.cluster_node_rank)
-        ranks = self.cluster.accelerator_ranks[place.cluster_node_rank]
-        rank_of = {item.device: rank for item, rank in zip(node.accelerators, ranks, strict=True)}
-        models = [item.model or "" for item in node.accelerators]
-        infos = [info_of(piece) for piece in self.hardware]
+        place, infos = self.placement, [info_of(piece) for piece in self.hardware]
         if place.hardware_type == ACCELERATOR:
-            infos = [HardwareInfo(type=Accelerator.HW_TYPE, model=models[rank]) for rank in place.local_hardware_ranks]
+            there = self.cluster.get_node_info(place.cluster_node_rank).accelerators
+            models = [there[rank].model or "" for rank in place.local_hardware_ranks]
+            infos = [HardwareInfo(type=Accelerator.HW_TYPE, model=model) for model in models]
         return WorkerInfo(
             address=self.address,
             rank=self.rank,
             group_world_size=self.world_size,
             cluster_node_rank=place.cluster_node_rank,
             accelerator_type=self.accelerator_type,
-            accelerator_model=models[0] if models else "",
-            accelerator_rank=place.local_accelerator_rank,
-            node_ip=node.address,
-            node_port=self.master_port,
-            available_accelerators=[rank_of[device] for device in self.devices],
             hardware_infos=infos,
         )
 

@@ -9,7 +9,7 @@ from difflib import SequenceMatcher
 from typing import Literal
 
 from roost.errors import PlacementError, Problem, Where
-from roost.text import plural, shorten
+from roost.text import did_you_mean, plural, shorten
 
 Default = int | str | bool | float | None
 Level = Literal["error", "warning", "info"]
@@ -114,6 +114,8 @@ class Framework:
     """Beginnings of arguments, or keys of a config, that only this framework has."""
     in_config: bool = False
     """Whether the placement is in a file that the command names, so that nothing is known without it."""
+    placing: re.Pattern[str] | None = None
+    """What flags that place are called in any version, if the program passes over flags that it does not know."""
     says_cluster: bool = False
     """Whether a job says which nodes it is for, and not only which GPUs it takes."""
     suffix: str = ".yaml"
@@ -227,7 +229,7 @@ class Settings:
         return all(found.is_known for key in keys if (found := self.find(key)) is not None)
 
     def note_unknown_keys(self) -> None:
-        """Note keys that are a slip away from one that decides the placement."""
+        """Note keys that are a slip away from one that decides the placement, or that are called like one."""
         defaults = self.framework.defaults
         known: dict[str, list[str]] = {}
         for key in defaults:
@@ -237,8 +239,13 @@ class Settings:
                 continue
             near = known.get(key.rpartition(".")[0], ())
             meant = next((other for other in near if _is_slip(key, other)), None)
-            if meant is not None and meant not in self.given:
-                message = f"{self.framework.name} {self.framework.version} has no {key}"
+            slipped = meant is not None and meant not in self.given
+            message = f"{self.framework.name} {self.framework.version} has no {key}"
+            if (placing := self.framework.placing) and (slipped or placing.match(key)):
+                close = meant or did_you_mean(key, defaults)
+                hint = f"did you mean {close!r}?" if close else "leave it out"
+                self.error("unknown-key", f"{message}, and passes over it", hint, key)
+            elif slipped:
                 self.warn("unknown-key", message, f"did you mean {meant!r}?", key)
 
     def _remark(self, code: str, level: Level, message: str, hint: str, keys: Sequence[str]) -> None:

@@ -22,10 +22,16 @@ _DEFAULTS = table("""
     *: sglang-config=null sglang-pp-size==sglang-pipeline-parallel-size sglang-pipeline-parallel-size=1
     *: prefill-num-servers=null rollout-batch-size=null over-sampling-batch-size=null n-samples-per-prompt=1
     *: global-batch-size=null num-steps-per-rollout=null
+    *: critic-num-nodes==actor-num-nodes critic-num-gpus-per-node==actor-num-gpus-per-node
 """)
 _ONLY_MILES = table("""
     *: eval-num-gpus=0 eval-num-gpus-per-engine==rollout-num-gpus-per-engine update-weight-transfer-mode=null
 """)
+PLACING = re.compile(
+    r"coll?ocat|(actor|critic|decode|eval|prefill|ref|reward|rollout|train)[-_]"
+    r"([a-z]+[-_])*(engine|gpu|node|server)s?([-_]|$)"
+)
+"""Names of flags that say how much hardware a role has; neither Megatron nor SGLang has such names."""
 _SWITCHES = frozenset(
     {
         *("colocate", "debug-train-only", "debug-rollout-only", "rollout-external", "use-kl-loss", "sequence-parallel"),
@@ -269,6 +275,7 @@ SLIME = Framework(
     common=_COMMAND,
     marks=_MARKS,
     files=("sglang-config",),
+    placing=PLACING,
 )
 MILES = replace(
     SLIME,

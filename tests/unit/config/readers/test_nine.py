@@ -482,6 +482,27 @@ def test_a_key_that_is_a_slip_away_is_noted():
     assert {AREAL.name, NEMO_RL.name} <= set(FRAMEWORKS)
 
 
+@pytest.mark.parametrize(
+    ("flag", "meant"),
+    [
+        ("--rolout-num-gpus 8", "rollout-num-gpus"),
+        ("--rollout-gpus 8", "rollout-num-gpus"),
+        ("--actor-gpus-per-node=4", "actor-num-gpus-per-node"),
+        ("--collocate", "colocate"),
+        ("--critic-num-gpu-per-nodes 4", "critic-num-gpus-per-node"),
+    ],
+)
+@pytest.mark.parametrize("name", ["slime", "miles"])
+def test_a_flag_that_places_and_that_the_program_passes_over_is_an_error(name, flag, meant):
+    # The others are slime's, Megatron's and SGLang's.
+    others = "--actor-num-nodes 1 --max-tokens-per-gpu 1 --eval-interval 1 --sglang-num-nodes 1 --num-experts 8"
+    found = job(f"# {name}\npython train.py {others} {flag}\n", name="run.sh")
+    ranks(found)
+    (remark,) = [item for item in found.remarks if item.code == "unknown-key"]
+    has_none = f"{name} August 2026 has no {flag.split()[0].partition('=')[0][2:]}, and passes over it"
+    assert (remark.level, remark.message, remark.hint) == ("error", has_none, f"did you mean {meant!r}?")
+
+
 def test_the_guide_says_how_much_of_each_framework_is_read():
     page = (Path(__file__).parents[4] / "docs/guides/see-your-job.md").read_text()
     for name in FRAMEWORKS:

@@ -11,9 +11,7 @@ import functools
 import importlib
 import os
 import secrets
-import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,18 +21,22 @@ from ray.actor import ActorHandle
 from roost.compat import load_theirs
 from roost.compat.job import own_job
 from roost.compat.limits import START_SECONDS
+from roost.compat.slime import arguments as arguments
 from roost.errors import ConfigError
 from roost.placement.strategies import NodePlacementStrategy, PlacementStrategy
-from roost.rl.flags import TrainRolloutFlags
 from roost.rl.manager import MANAGER
 from roost.rl.placement_groups import slots_of, strategy_of
 from roost.runtime.groups.group import WorkerGroup
 from roost.runtime.options import RESERVE_SECONDS
 from roost.runtime.reserve.reserver import Reserver
 from roost.runtime.worker import group_of
-from roost.text import did_you_mean, join_words
+from roost.text import join_words
 
-REPLACES: dict[str, str] = {"slime.ray.placement_group": __name__, "slime.ray.actor_group": __name__}
+REPLACES: dict[str, str] = {
+    "slime.ray.placement_group": __name__,
+    "slime.ray.actor_group": __name__,
+    "slime.utils.arguments": f"{__name__}.arguments",
+}
 TRIED: tuple[str, ...] = ("0.3.1",)
 """The main branch of August 2026 at 624b824, which calls itself 0.3.1. No release was tried."""
 _KNOWN_OPTIONS = frozenset({"num_cpus", "num_gpus", "runtime_env", "scheduling_strategy"})
@@ -50,14 +52,8 @@ def __getattr__(name: str) -> Any:
 @functools.cache
 def _placement_group() -> Any:
     """Return a copy of `slime.ray.placement_group` that reserves and launches through Roost."""
-    module = _copy_of("slime.ray.placement_group", "_create_placement_group", "create_rollout_manager")
-    reserve, create = module.create_placement_groups, module.create_rollout_manager
-
-    def create_placement_groups(args: Any) -> dict[str, Any]:
-        """Reserve the accelerators that slime's flags ask for."""
-        _check_words(sys.argv[1:], vars(args))
-        found: dict[str, Any] = reserve(args)
-        return found
+    module = load_theirs("slime.ray.placement_group", "_create_placement_group", "create_rollout_manager")
+    create = module.create_rollout_manager
 
     def create_rollout_manager(args: Any, pg: Any) -> tuple[ActorHandle[Any], int | None]:
         """Start the rollout manager, and through it the engines; return it and how many rollouts an epoch has."""
@@ -69,28 +65,15 @@ def _placement_group() -> Any:
         return found
 
     module._create_placement_group = _reserve
-    module.create_placement_groups = create_placement_groups
     module.RayTrainGroup = _actor_group().RayTrainGroup
     module.create_rollout_manager = create_rollout_manager
     return module
 
 
-def _check_words(words: Sequence[str], flags: Iterable[str]) -> None:
-    """Raise ConfigError for a flag that is none and is like one that places: slime passes over what it does not know.
-
-    >>> _check_words(["--rollout-num-gpus=4", "--disable-wandb"], ["rollout_num_gpus", "use_wandb"])
-    """
-    placing = {field.name for field in fields(TrainRolloutFlags)}
-    for flag in (word.partition("=")[0] for word in words if word.startswith("--")):
-        name = flag[2:].replace("-", "_")
-        if name not in flags and (close := did_you_mean(name, flags)) in placing:
-            raise ConfigError(f"slime has no flag {flag}", hint=f"did you mean --{close.replace('_', '-')}?")
-
-
 @functools.cache
 def _actor_group() -> SimpleNamespace:
     """Return slime's `RayTrainGroup` as a class whose ranks are the workers of one group."""
-    module = _copy_of("slime.ray.actor_group", "RayTrainGroup")
+    module = load_theirs("slime.ray.actor_group", "RayTrainGroup")
     theirs: Any = module.RayTrainGroup
 
     class RayTrainGroup(theirs):  # type: ignore[misc]
@@ -206,11 +189,3 @@ def _reserve(num_gpus: int) -> tuple[Any, list[int], list[str]]:
     cluster = own_job()
     slots = Reserver(cluster.context, f"slime#{secrets.token_hex(4)}", RESERVE_SECONDS).reserve_any(num_gpus)
     return slots[0].group, [slot.bundle for slot in slots], [slot.device for slot in slots]
-
-
-def _copy_of(name: str, *needed: str) -> Any:
-    module = load_theirs(name)
-    if missing := join_words([repr(needs) for needs in needed if not hasattr(module, needs)]):
-        hint = f"Roost was tried with slime {join_words(TRIED)}"
-        raise ConfigError(f"{name} has no {missing}: it is of a version that Roost does not know", hint=hint)
-    return module
