@@ -6,7 +6,8 @@ import contextlib
 import functools
 import importlib
 import logging
-from collections.abc import Callable, Mapping
+import shlex
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -25,6 +26,7 @@ from roost.runtime.groups.group import GroupDraft, WorkerGroup
 from roost.runtime.limits import GROUP_CLOSE_SECONDS, POLL_SECONDS
 from roost.runtime.managers.control import JobControl
 from roost.runtime.options import RunOptions
+from roost.runtime.runs.folder import RunDir
 from roost.runtime.runs.recorder import JobSource
 from roost.text import did_you_mean, shorten
 
@@ -73,13 +75,17 @@ def run_job(
                 quiet=options.quiet or None,
             )
         )
+        run, control = cluster.job.run_dir, cluster.context
         if source is not None:
             cluster.recorder.note_job(source)
+        quoted = shlex.quote(run.id)
+        control.console.line(f"run {run.id} in {run.path}\n  roost top {quoted}\n  roost watch {quoted}")
         isolate = options.isolate_accelerator
         plan = make_plan(draft, cluster, placement=options.placement, isolate_accelerator=isolate)
         cluster.recorder.note_plan(plan)
         if check_plan is not None:
             check_plan(plan)
+        undo.enter_context(_naming(run))
         if options.reserve:
             # All that the job needs, before any of it starts.
             shares = {worker.component: worker.share for worker, _ in drafts if worker.share is not None}
@@ -98,10 +104,20 @@ def run_job(
             )
             for worker, group in drafts
         }
-        groups = launch_together(cluster.context, launches)
+        groups = launch_together(control, launches)
         for group in groups.values():
             undo.enter_context(group)
         return entry(Job(config=config, plan=plan, cluster=cluster, groups=groups))
+
+
+@contextlib.contextmanager
+def _naming(run: RunDir) -> Iterator[None]:
+    """Name the run in what ends it."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"run {run.id} has failed; its folder: {run.path}")
+        raise
 
 
 def launch_together(context: JobControl, launches: Mapping[str, Callable[[], Group]]) -> dict[str, Group]:

@@ -525,6 +525,41 @@ def test_top_prints_one_picture_where_there_is_no_terminal(recording, roost):
     assert "reward" in out
 
 
+def test_top_gives_its_figures_as_json_with_keys_that_stay(recording, roost):
+    recording.busy()
+    recording.traffic()
+    recording.worker(0, line_of("usage", 0.5, t=60.0, memory=2048))
+    code, out, err = roost("top", f"{recording.folder}/", "--json")
+    assert code == 0, err
+    found = json.loads(out)
+    about = "version run what folder status now began is_over"
+    parts = "limits step workers nodes channels links engines metrics events notices"
+    assert list(found) == f"{about} {parts}".split()
+    assert (found["version"], found["run"], found["folder"]) == (1, recording.folder.name, str(recording.folder))
+    worker = next(item for item in found["workers"] if item["address"] == "actor:0")
+    assert (
+        list(worker)
+        == (
+            "address component rank node devices host pid state doing waits_for since calls failed restarts idle_share "
+            "last_seconds cpu memory"
+        ).split()
+    )
+    assert (worker["pid"], worker["memory"], worker["cpu"]) == (100, 2048, 0.5)
+    assert len(found["workers"]) == 14
+    assert found["metrics"]["reward"].keys() == {f"actor:{rank}" for rank in range(8)}
+
+
+def test_many_workers_are_listed_with_the_middle_left_out(recording):
+    recording.busy(40)
+    lines = draw_screen(recording.view(BEGAN + 61), title="x", status="running", width=100, height=30).plain.split("\n")
+    (place,) = [index for index, line in enumerate(lines) if line.split()[:3] == ["worker", "node", "pid"]]
+    listed = [line for line in lines[place + 1 :] if re.search(r"actor:|judge:|between", line)][:9]
+    assert [line.split()[0] for line in listed].count("…") == 1
+    assert "x actor:3" in listed[0]
+    shares = [float(re.search(r"(\d+)%  ", line)[1]) for line in listed[1:] if "more in between" not in line]
+    assert shares == sorted(shares, reverse=True)
+
+
 def test_top_and_show_say_that_a_folder_has_no_events(tmp_path, roost):
     for words in (["top"], ["show", "--trace"]):
         code, _, err = roost(*words, str(tmp_path) + "/")
@@ -647,7 +682,7 @@ def test_the_screen_shows_queues_engines_and_who_waits(recording):
     recording.busy()
     recording.traffic()
     text = draw_screen(recording.view(BEGAN + 61), title="train.py", status="running", width=80, height=30).plain
-    assert "~ reward:1            0% channel 's" in text
+    assert re.search(r"~ reward:1 +\d+ +\d+ .* 0%  waits for channel 's", text)
     assert "samples            22/64 items" in text
     assert "rollout:0          weights 5  8.1 requests/s in 0.078 s" in text
     assert "z 1 asleep" in text
