@@ -48,6 +48,16 @@ def test_one_class_can_be_named_for_several_components():
     assert [worker.target for worker in config.workers] == ["my.Job", "my.Job"]
 
 
+@pytest.mark.parametrize("more", ["", "flow: {step: rollout.generate -> actor.train, weights: actor -> rollout}\n"])
+def test_one_slip_in_the_name_of_a_component_is_one_message(more):
+    text = f"cluster: {{num_nodes: 1, component_placement: {{actor: 0-1, rollot: 2-3}}}}\n{more}"
+    text += "workers: {actor: a.B, rollout: a.B}\nentry: a.b\n"
+    with pytest.raises(ConfigError) as caught:
+        read_run_config(read_job_text(text, name="job.yaml"))
+    (problem,) = caught.value.problems
+    assert (problem.message, problem.hint) == ("workers: the job has no component 'rollout'", "did you mean 'rollot'?")
+
+
 @pytest.mark.parametrize(
     ("text", "messages"),
     [
