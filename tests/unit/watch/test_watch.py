@@ -537,13 +537,8 @@ def test_top_gives_its_figures_as_json_with_keys_that_stay(recording, roost):
     assert list(found) == f"{about} {parts}".split()
     assert (found["version"], found["run"], found["folder"]) == (1, recording.folder.name, str(recording.folder))
     worker = next(item for item in found["workers"] if item["address"] == "actor:0")
-    assert (
-        list(worker)
-        == (
-            "address component rank node devices host pid state doing waits_for since calls failed restarts idle_share "
-            "last_seconds cpu memory"
-        ).split()
-    )
+    keys = "address component rank node devices host pid state doing waits_for since calls failed restarts"
+    assert list(worker) == [*keys.split(), "idle_share", "last_seconds", "cpu", "memory"]
     assert (worker["pid"], worker["memory"], worker["cpu"]) == (100, 2048, 0.5)
     assert len(found["workers"]) == 14
     assert found["metrics"]["reward"].keys() == {f"actor:{rank}" for rank in range(8)}
