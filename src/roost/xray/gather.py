@@ -499,15 +499,21 @@ class _Sight:
 
 def _own_processes() -> tuple[dict[int, int], tuple[Process, ...]]:
     """Return the memory of each process of this machine, and the largest."""
-    sizes, commands = {}, {}
-    for process in psutil.process_iter(["name", "cmdline", "memory_info"]):
-        if process.info["memory_info"] is not None:
-            sizes[process.pid] = int(process.info["memory_info"].rss)
-            commands[process.pid] = process.info["cmdline"] or [process.info["name"] or ""]
-    largest = [pid for pid in sorted(sizes, key=lambda pid: -sizes[pid]) if sizes[pid] >= _LEAST_BYTES]
-    return sizes, tuple(
-        Process(pid=pid, memory=sizes[pid], command=one_line(commands[pid], 120)) for pid in largest[:_MOST_PROCESSES]
-    )
+    sizes = {
+        process.pid: int(process.info["memory_info"].rss)
+        for process in psutil.process_iter(["memory_info"])
+        if process.info["memory_info"] is not None
+    }
+    largest = []
+    for pid in sorted((pid for pid in sizes if sizes[pid] >= _LEAST_BYTES), key=lambda pid: -sizes[pid]):
+        with contextlib.suppress(psutil.Error):
+            process = psutil.Process(pid)
+            largest.append(
+                Process(pid=pid, memory=sizes[pid], command=one_line(process.cmdline() or [process.name()], 120))
+            )
+        if len(largest) == _MOST_PROCESSES:
+            break
+    return sizes, tuple(largest)
 
 
 def _pids(found: Any) -> tuple[int, ...]:
