@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -127,7 +127,7 @@ def read_run_draft(config: object) -> RunDraft:
         workers=workers,
         entry=None if entry is None else TARGET.read(entry, notes, "entry"),
         flow=None if flow is None else read_flow(flow, names, notes),
-        memory=read_memory(found["memory"], found["phases"], names, notes),
+        memory=read_memory(found["memory"], found["phases"], names, notes, _meant_section(draft, found)),
         rules=read_rules(found["mesh"], found["keep"], found["spread"], names, notes),
     )
 
@@ -157,6 +157,12 @@ def _meant(name: str, given: Collection[str]) -> str:
     """Return a hint if another key of the job looks like this one; what is not known to Roost may be the user's."""
     close = did_you_mean(name, set(given) - set(RUN_FIELDS.fields))
     return f"it has {close!r}: did you mean {name!r}?" if close else ""
+
+
+def _meant_section(draft: JobDraft, found: Mapping[str, Value | None]) -> str:
+    """Return a hint if the one of two sections that go together has a name that looks like the other's."""
+    missing = next((name for name in ("memory", "phases") if found[name] is None), "")
+    return _meant(missing, draft.job.document.keys()) if missing and draft.job.document.kind == "mapping" else ""
 
 
 def _section(document: Value, name: str, notes: Notes) -> Value | None:

@@ -7,6 +7,7 @@ import functools
 import importlib
 import logging
 import shlex
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -161,9 +162,22 @@ def load_code(run: RunConfig) -> tuple[Drafts, Callable[..., Any]]:
     """
     notes = Notes()
     drafts, entry = [], None
+    missing: set[str] = set()
+    """Modules that cannot be found: each is reported once."""
+
+    def loaded(target: str, where: Where | None) -> Any:
+        module = target.rpartition(".")[0]
+        try:
+            return None if module in missing else load(target, where)
+        except ConfigError:
+            missing.update({module} - sys.modules.keys())
+            raise
+
     for worker in run.workers:
         with notes.catching():
-            cls = load(worker.target, worker.where())
+            cls = loaded(worker.target, worker.where())
+            if cls is None and worker.target.rpartition(".")[0] in missing:
+                continue
             if not isinstance(cls, type) or not hasattr(cls, "create_group"):
                 message = f"{worker.target} is not a worker: {shorten(repr(cls))}"
                 raise ConfigError(message, hint="derive the class from roost.Worker", where=worker.where())
@@ -174,8 +188,8 @@ def load_code(run: RunConfig) -> tuple[Drafts, Callable[..., Any]]:
                 message = f"worker {worker.component!r}: {error}"
                 raise ConfigError(message, hint="see its args and kwargs", where=where) from None
     with notes.catching():
-        entry = load(run.entry, run.entry_where)
-        if not callable(entry):
+        entry = loaded(run.entry, run.entry_where)
+        if not callable(entry) and run.entry.rpartition(".")[0] not in missing:
             raise ConfigError(f"entry: {run.entry} cannot be called", where=run.entry_where)
     notes.raise_if_any()
     return drafts, entry

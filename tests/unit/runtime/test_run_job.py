@@ -171,6 +171,8 @@ def test_check_reports_all_that_can_be_known_without_a_cluster(tmp_path):
     assert said in misspelt.stderr
     assert "did you mean rollout.samples?" in misspelt.stderr
     assert misspelt.stderr.count("hint:") == 1
+    nowhere = check("workers.actor.class=nowhere.Actor", "workers.rollout.class=nowhere.Rollout", "entry=nowhere.main")
+    assert nowhere.stderr.count("there is no module 'nowhere'") == nowhere.stderr.count("hint:") == 1
     said = "raises WorkerDied, although it is restarted; two_components.main does not handle that, and the job ends"
     (tmp_path / "job.yaml").write_text(flow.replace("sampls", "samples"))
     kept = ("workers.actor.class=two_components.Actor", "+workers.rollout.restarts=1")
