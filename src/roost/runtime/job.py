@@ -76,17 +76,17 @@ def run_job(
                 quiet=options.quiet or None,
             )
         )
-        run, control = cluster.job.run_dir, cluster.context
+        made, control = cluster.job.run_dir, cluster.context
         if source is not None:
             cluster.recorder.note_job(source)
-        quoted = shlex.quote(run.id)
-        control.console.line(f"run {run.id} in {run.path}\n  roost top {quoted}\n  roost watch {quoted}")
+        quoted = shlex.quote(made.id)
+        control.console.line(f"run {made.id} in {made.path}\n  roost top {quoted}\n  roost watch {quoted}")
         isolate = options.isolate_accelerator
         plan = make_plan(draft, cluster, placement=options.placement, isolate_accelerator=isolate)
         cluster.recorder.note_plan(plan)
         if check_plan is not None:
             check_plan(plan)
-        undo.enter_context(_naming(run))
+        undo.enter_context(_naming(made))
         if options.reserve:
             # All that the job needs, before any of it starts.
             shares = {worker.component: worker.share for worker, _ in drafts if worker.share is not None}
@@ -161,23 +161,16 @@ def load_code(run: RunConfig) -> tuple[Drafts, Callable[..., Any]]:
     What a module raises while it is imported is raised as it is.
     """
     notes = Notes()
-    drafts, entry = [], None
+    drafts: Drafts = []
+    entry: Any = None
     missing: set[str] = set()
-    """Modules that cannot be found: each is reported once."""
-
-    def loaded(target: str, where: Where | None) -> Any:
-        module = target.rpartition(".")[0]
-        try:
-            return None if module in missing else load(target, where)
-        except ConfigError:
-            missing.update({module} - sys.modules.keys())
-            raise
-
+    """Modules that are not there: one message for each."""
     for worker in run.workers:
+        module = worker.target.rpartition(".")[0]
+        if module in missing:
+            continue
         with notes.catching():
-            cls = loaded(worker.target, worker.where())
-            if cls is None and worker.target.rpartition(".")[0] in missing:
-                continue
+            cls = load(worker.target, worker.where())
             if not isinstance(cls, type) or not hasattr(cls, "create_group"):
                 message = f"{worker.target} is not a worker: {shorten(repr(cls))}"
                 raise ConfigError(message, hint="derive the class from roost.Worker", where=worker.where())
@@ -187,10 +180,12 @@ def load_code(run: RunConfig) -> tuple[Drafts, Callable[..., Any]]:
                 where = worker.where("kwargs" if worker.kwargs or not worker.args else "args")
                 message = f"worker {worker.component!r}: {error}"
                 raise ConfigError(message, hint="see its args and kwargs", where=where) from None
-    with notes.catching():
-        entry = loaded(run.entry, run.entry_where)
-        if not callable(entry) and run.entry.rpartition(".")[0] not in missing:
-            raise ConfigError(f"entry: {run.entry} cannot be called", where=run.entry_where)
+        missing.update({module} - sys.modules.keys())
+    if run.entry.rpartition(".")[0] not in missing:
+        with notes.catching():
+            entry = load(run.entry, run.entry_where)
+            if not callable(entry):
+                raise ConfigError(f"entry: {run.entry} cannot be called", where=run.entry_where)
     notes.raise_if_any()
     return drafts, entry
 
