@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Iterable, Sequence
+
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def join_words(items: Sequence[object], *, last: str = "and", most: int = 8) -> str:
@@ -52,6 +55,15 @@ def printable(line: str) -> str:
     if line.isprintable():
         return line
     return "".join(c if c.isprintable() or c == "\t" else c.encode("unicode_escape").decode() for c in line)
+
+
+def without_colours(text: str) -> str:
+    r"""Return a text without the codes that colour it on a terminal.
+
+    >>> without_colours("\x1b[31mred\x1b[0m")
+    'red'
+    """
+    return _COLOUR.sub("", text)
 
 
 def printable_lines(text: str) -> str:

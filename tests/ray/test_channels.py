@@ -14,7 +14,6 @@ import sys
 import threading
 import time
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import psutil
@@ -525,33 +524,23 @@ def pipeline(cluster, folder, kills, choose):
     count = 100 * (kills + 1)
     folder.mkdir()
     stages = [
-        Stage.create_group().launch(cluster, NodePlacementStrategy([0, 1]), name=next(_names), restarts=0)
+        Stage.create_group().launch(cluster, NodePlacementStrategy([0, 1]), name=next(_names), restarts=kills)
         for _ in range(3)
     ]
-    with contextlib.ExitStack() as stack, ThreadPoolExecutor(6) as threads:
+    with contextlib.ExitStack() as stack:
         for group in stages:
             stack.enter_context(group)
         first, second = (stack.enter_context(Channel.create(next(_names), maxsize=32)) for _ in range(2))
-        calls = (
-            lambda one: one.produce(first, folder, count),
-            lambda one: one.relay(first, second),
-            lambda one: one.consume(second, folder),
-        )
-
-        def run(group, rank, call):
-            while True:
-                try:
-                    return call(group[rank]).wait(240)
-                except WorkerDied:
-                    group.restart(rank)
+        producers, relays, consumers = stages
 
         def got():
             noted = "".join(path.read_text() for path in folder.glob("got*"))
             return [tuple(map(int, one.split())) for one in noted.splitlines()]
 
         running = [
-            [threads.submit(run, group, rank, call) for rank in range(2)]
-            for group, call in zip(stages, calls, strict=True)
+            producers.keep_calling("produce", first, folder, count),
+            relays.keep_calling("relay", first, second),
+            consumers.keep_calling("consume", second, folder),
         ]
         for number in range(kills):
             wait_until(lambda number=number: len(got()) >= (2 * count * number) // kills, "some have come")
@@ -561,9 +550,8 @@ def pipeline(cluster, folder, kills, choose):
             if pid is not None:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-        for tasks, channel in zip(running, (first, second, None), strict=True):
-            for task in tasks:
-                task.result(240)
+        for kept, channel in zip(running, (first, second, None), strict=True):
+            assert kept.result(240) == [None, None]
             if channel is not None:
                 channel.close()
         came = Counter(got())

@@ -26,6 +26,7 @@ from roost import (
     NodePlacementStrategy,
     OutcomeKind,
     PackedPlacementStrategy,
+    WorkerDied,
     WorkerFailed,
     WorkerGroup,
     WorkerManager,
@@ -448,6 +449,19 @@ def test_a_group_launched_again_under_the_same_name_is_new_in_every_respect(shar
         assert "from the first" in (logs / "again.1" / "0.log").read_text()
         with pytest.raises(ClusterError, match="'again' is closed"):
             first.count()
+        third = Performer.create_group().launch(shared_cluster, strategy, name="again", replace=True)
+        assert third.count().wait(60) == [1, 1]
+        with pytest.raises(ClusterError, match="'again' is closed"):
+            second.count()
+        third.close()
+    with Performer.create_group().launch(shared_cluster, strategy, name="again", replace=True) as group:
+        assert group.keep_calling("count").result(60) == [1, 1]
+        with pytest.raises(AttributeError, match="no method 'cuont'; did you mean 'count'"):
+            group.keep_calling("cuont")
+        with pytest.raises(WorkerDied):
+            group.keep_calling("end", 1, "kill").result(60)
+        with pytest.raises(ValueError, match="bad reward"):
+            group.on(0).keep_calling("fail", [0]).result(60)
 
 
 def test_what_a_worker_changes_about_what_it_sees_is_an_error_that_shows_both(shared_cluster):

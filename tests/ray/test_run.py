@@ -239,7 +239,12 @@ def test_groups_are_launched_at_the_same_time_and_overrides_are_recorded(roost_l
     done = run(roost_local_cluster, meeting, "run", "job.yaml", "steps=7", "--name", "base", "--note", "a try")
     assert done.returncode == 0, done.stderr
     assert done.stdout == "['a', 'b', 'c'] 7\n"
-    record = read_record(meeting / "runs" / "base")
+    folder = meeting / "runs" / "base"
+    record = read_record(folder)
+    lines = f"run {record.id} in {folder}\n  roost top {record.id}\n  roost watch {record.id}\n"
+    assert lines in done.stderr
+    for words in (["top", "base", "--once"], ["top", "latest", "--once"], ["show", "base"]):
+        assert f"{record.id}: job.yaml" in run(roost_local_cluster, meeting, *words).stdout
     assert record.job.arguments == ["steps=7", "--name", "base", "--note", "a try"]
     assert (record.note, record.project) == ("a try", str(meeting))
     for path in meeting.glob("*.here"):
@@ -261,6 +266,8 @@ def test_groups_that_are_launched_together_fail_together(shared_cluster, roost_l
     done = run(roost_local_cluster, meeting, "run", "job.yaml", *wait, "+workers.b.kwargs.fails=true")
     assert done.returncode == 1
     assert "ValueError: no model\nin b:0 on node 0" in done.stderr
+    (folder,) = (meeting / "runs").glob("2*")
+    assert done.stderr.endswith(f"run {folder.name} has failed; its folder: {folder}\n")
     assert isinstance(shared_cluster, Cluster)
     left = [entry["name"] for entry in list_named_actors(all_namespaces=True)]
     assert not [name for name in left if name in ("a:0", "a:1", "b:0", "c:0", "c:1")]

@@ -45,8 +45,10 @@ def tell_error(error: RoostError, *, as_data: bool) -> None:
     """Print an error for people, and with `as_data` also as a JSON document on standard output."""
     if as_data:
         write_text(as_json(error_data(error)))
+    # Such as the folder of the run that it ended.
+    notes = [printable_lines(note) for note in getattr(error, "__notes__", ())]
     if not (sys.stderr.isatty() or os.environ.get("FORCE_COLOR")):
-        print(error, file=sys.stderr)
+        print("\n".join([str(error), *notes]), file=sys.stderr)
         return
     from rich.console import Console  # the half of rich that knows terminals: a pipe does without it
     from rich.text import Text
@@ -60,8 +62,9 @@ def tell_error(error: RoostError, *, as_data: bool) -> None:
             is_mark = re.fullmatch(r"\s*\^+", line) is not None
             text.append(f"\n{line}", style="red" if is_mark else "cyan" if line.startswith("  hint: ") else "")
         parts.append(text)
-    if len(parts) > 1:
+    if len(error.problems) > 1:
         parts.append(Text(plural(len(parts), "problem"), style="bold"))
+    parts += [Text(note) for note in notes]
     # A blank line sets each apart from the others.
     Console(stderr=True, highlight=False).print(Text("\n\n").join(parts), soft_wrap=True)
 

@@ -131,15 +131,18 @@ class MemoryConfig:
 
 
 def read_memory(
-    memory: Value | None, phases: Value | None, names: Sequence[str] | None, notes: Notes
+    memory: Value | None, phases: Value | None, names: Sequence[str] | None, notes: Notes, meant: str = ""
 ) -> MemoryConfig | None:
-    """Read both sections of a job with these components, if they are known; None where a mistake is noted."""
+    """Read both sections of a job with these components, if they are known; None where a mistake is noted.
+
+    `meant` is a hint for a section that is missing.
+    """
     if memory is None or phases is None:
         if memory is not None:
-            example = "phases: {train: {actor: train, rollout: asleep}}"
-            notes.config(memory, "memory without phases: nothing says which states go together", f"write {example}")
+            hint = meant or "write phases: {train: {actor: train, rollout: asleep}}"
+            notes.config(memory, "memory without phases: nothing says which states go together", hint)
         if phases is not None:
-            hint = "write memory: {actor: {train: 61GiB, asleep: 1.4GiB}}"
+            hint = meant or "write memory: {actor: {train: 61GiB, asleep: 1.4GiB}}"
             notes.config(phases, "phases without memory: nothing says what the roles hold in their states", hint)
         return None
     noted = len(notes.problems)
@@ -149,6 +152,8 @@ def read_memory(
         mentioned.add(name)
         if names is not None and name not in names:
             notes.config(pair.key, f"memory: the job has no component {shorten(name)!r}", known_hint(name, names))
+            # The one that is meant is not missed as well.
+            mentioned.add(did_you_mean(name, names) or name)
         elif (role := _read_role(name, pair.value, notes)) is not None:
             roles[name] = role
     found = [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -119,14 +119,17 @@ def read_run_draft(config: object) -> RunDraft:
     section, entry, flow = (found[name] for name in ("workers", "entry", "flow"))
     # Where the components cannot be read, every name would be unknown.
     names = draft.names if draft.names or not draft.notes.problems else None
+    workers = {} if section is None else _read_workers(section, names, notes)
+    # A name that `workers` has been told about is not told about again.
+    names = None if names is None else tuple(dict.fromkeys((*names, *workers)))
     return RunDraft(
         job=draft.job,
         notes=notes,
         names=draft.names,
-        workers={} if section is None else _read_workers(section, names, notes),
+        workers=workers,
         entry=None if entry is None else TARGET.read(entry, notes, "entry"),
         flow=None if flow is None else read_flow(flow, names, notes),
-        memory=read_memory(found["memory"], found["phases"], names, notes),
+        memory=read_memory(found["memory"], found["phases"], names, notes, _meant_section(draft, found)),
         rules=read_rules(found["mesh"], found["keep"], found["spread"], names, notes),
     )
 
@@ -158,6 +161,12 @@ def _meant(name: str, given: Collection[str]) -> str:
     return f"it has {close!r}: did you mean {name!r}?" if close else ""
 
 
+def _meant_section(draft: JobDraft, found: Mapping[str, Value | None]) -> str:
+    """Return a hint if the one of two sections that go together has a name that looks like the other's."""
+    missing = next((name for name in ("memory", "phases") if found[name] is None), "")
+    return _meant(missing, draft.job.document.keys()) if missing and draft.job.document.kind == "mapping" else ""
+
+
 def _section(document: Value, name: str, notes: Notes) -> Value | None:
     with notes.catching():
         return document.get(name)
@@ -177,8 +186,10 @@ def _read_workers(section: Value, names: tuple[str, ...] | None, notes: Notes) -
             worker = _read_worker(name, pair.value, notes)
             if worker is not None:
                 found[name] = worker
+    # A component that is misspelt here, or in its placement, has its class.
+    meant = {did_you_mean(name, names) for name in seen.difference(names or ()) if names}
     for name in names or () if section.kind == "mapping" else ():
-        if name not in seen:
+        if name not in seen and name not in meant:
             notes.config(section, f"component {name!r} has no class in 'workers'", hint=f"write {name}: my_job.Actor")
     return found
 

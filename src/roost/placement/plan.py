@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
@@ -138,6 +139,14 @@ class Plan:
 
         return diff_plans(self, other)
 
+    def __str__(self) -> str:
+        """Return the picture of `roost plan`, without colours: 80 columns wide."""
+        return str(_picture("terminal").draw_terminal(_picture("grid").make_grid(self)).plain)
+
+    def _repr_svg_(self) -> str:
+        """Return the picture that a notebook shows."""
+        return str(_picture("svg").draw_svg(self, _picture("grid").make_grid(self)))
+
     def occupants(self) -> dict[Piece, list[WorkerId]]:
         """Return the workers on each piece of hardware in use, in order of components and ranks."""
         found: dict[Piece, list[WorkerId]] = {}
@@ -263,6 +272,11 @@ class PlannedStrategy(PlacementStrategy):
                     hint="plan again on the cluster as it is now",
                 )
         return placements
+
+
+def _picture(module: str) -> Any:
+    """Load a module of pictures, which are made from plans: planning and launching do without them."""
+    return importlib.import_module(f"roost.render.{module}")
 
 
 def _write_component(component: ComponentPlan) -> dict[str, Any]:

@@ -6,7 +6,9 @@ import contextlib
 import functools
 import importlib
 import logging
-from collections.abc import Callable, Mapping
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -25,6 +27,7 @@ from roost.runtime.groups.group import GroupDraft, WorkerGroup
 from roost.runtime.limits import GROUP_CLOSE_SECONDS, POLL_SECONDS
 from roost.runtime.managers.control import JobControl
 from roost.runtime.options import RunOptions
+from roost.runtime.runs.folder import RunDir
 from roost.runtime.runs.recorder import JobSource
 from roost.text import did_you_mean, shorten
 
@@ -75,13 +78,17 @@ def run_job(
                 quiet=options.quiet or None,
             )
         )
+        made, control = cluster.job.run_dir, cluster.context
         if source is not None:
             cluster.recorder.note_job(source)
+        quoted = shlex.quote(made.id)
+        control.console.line(f"run {made.id} in {made.path}\n  roost top {quoted}\n  roost watch {quoted}")
         isolate = options.isolate_accelerator
         plan = make_plan(draft, cluster, placement=options.placement, isolate_accelerator=isolate)
         cluster.recorder.note_plan(plan)
         if check_plan is not None:
             check_plan(plan)
+        undo.enter_context(_naming(made))
         if options.reserve:
             # All that the job needs, before any of it starts.
             shares = {worker.component: worker.share for worker, _ in drafts if worker.share is not None}
@@ -100,10 +107,20 @@ def run_job(
             )
             for worker, group in drafts
         }
-        groups = launch_together(cluster.context, launches)
+        groups = launch_together(control, launches)
         for group in groups.values():
             undo.enter_context(group)
         return entry(Job(config=config, plan=plan, cluster=cluster, groups=groups))
+
+
+@contextlib.contextmanager
+def _naming(run: RunDir) -> Iterator[None]:
+    """Name the run in what ends it."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"run {run.id} has failed; its folder: {run.path}")
+        raise
 
 
 def launch_together(context: JobControl, launches: Mapping[str, Callable[[], Group]]) -> dict[str, Group]:
@@ -146,8 +163,14 @@ def load_code(run: RunConfig) -> tuple[Drafts, Callable[..., Any]]:
     What a module raises while it is imported is raised as it is.
     """
     notes = Notes()
-    drafts, entry = [], None
+    drafts: Drafts = []
+    entry: Any = None
+    missing: set[str] = set()
+    """Modules that are not there: one message for each."""
     for worker in run.workers:
+        module = worker.target.rpartition(".")[0]
+        if module in missing:
+            continue
         with notes.catching():
             cls = load(worker.target, worker.where())
             if not isinstance(cls, type) or not hasattr(cls, "create_group"):
@@ -159,10 +182,12 @@ def load_code(run: RunConfig) -> tuple[Drafts, Callable[..., Any]]:
                 where = worker.where("kwargs" if worker.kwargs or not worker.args else "args")
                 message = f"worker {worker.component!r}: {error}"
                 raise ConfigError(message, hint="see its args and kwargs", where=where) from None
-    with notes.catching():
-        entry = load(run.entry, run.entry_where)
-        if not callable(entry):
-            raise ConfigError(f"entry: {run.entry} cannot be called", where=run.entry_where)
+        missing.update({module} - sys.modules.keys())
+    if run.entry.rpartition(".")[0] not in missing:
+        with notes.catching():
+            entry = load(run.entry, run.entry_where)
+            if not callable(entry):
+                raise ConfigError(f"entry: {run.entry} cannot be called", where=run.entry_where)
     notes.raise_if_any()
     return drafts, entry
 

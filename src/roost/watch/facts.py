@@ -28,6 +28,7 @@ _CHANNEL = "name depth most puts_per_second gets_per_second getters putters"
 _LINK = "name version updated seconds pause size"
 _ENGINE = "worker version behind is_asleep busy served failed per_second latency"
 _EVENT = "when what who text"
+_STEP = "number since usual"
 
 Points = Sequence[tuple[float, float]]
 _NO_LAYOUT = Layout()
@@ -51,13 +52,36 @@ def page_facts(
         "nodes": _nodes(view, layout),
         "colours": {name: place for place, name in enumerate(names)},
         "large": is_large,
-        "step": _fields(view.step, "number since usual") if view.step else None,
+        "step": _fields(view.step, _STEP) if view.step else None,
         "channels": [_fields(item, _CHANNEL) for item in view.channels[:_MOST_ROWS]],
         "links": [_fields(item, _LINK) for item in view.links[:_MOST_ROWS]],
         "engines": [_fields(item, _ENGINE) for item in view.engines[:_MOST_ROWS]],
         "events": [_fields(event, _EVENT) for event in view.events[:_MOST_EVENTS]],
         "notices": list(view.notices),
         "verdict": _verdict(view.verdict),
+    }
+
+
+def run_facts(view: RunView) -> dict[str, Any]:
+    """Return a run as `roost top --json` has it: all of its workers, and the last value of each metric."""
+    metrics: dict[str, dict[str, float | None]] = {}
+    for curve in view.curves:
+        metrics.setdefault(curve.name, {})[curve.worker] = _number(curve.points[-1][1]) if curve.points else None
+    verdict = view.verdict if view.verdict is not None and view.verdict.evidence else None
+    return {
+        "now": _number(view.now),
+        "began": _number(view.began),
+        "is_over": view.is_over,
+        "limits": _fields(verdict, "limit sentence evidence is_sure who") if verdict else None,
+        "step": _fields(view.step, _STEP) if view.step else None,
+        "workers": [_fields(worker, _WORKER) for worker in view.workers],
+        "nodes": [_fields(node, "rank cpu memory memory_total devices") for node in view.nodes],
+        "channels": [_fields(item, _CHANNEL) for item in view.channels],
+        "links": [_fields(item, _LINK) for item in view.links],
+        "engines": [_fields(item, _ENGINE) for item in view.engines],
+        "metrics": metrics,
+        "events": [_fields(event, _EVENT) for event in view.events],
+        "notices": list(view.notices),
     }
 
 

@@ -39,7 +39,7 @@ class LiveRun:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.title = folder.name
-        """The job or script, in a few words."""
+        """Which run it is, and the job or script."""
         self.status = "running"
         """Whether it runs, or how it ended."""
         self.bound: float | None = None
@@ -50,7 +50,8 @@ class LiveRun:
         self._reader = EventReader(folder)
         self._clock = _Clock()
         self._next_look = Deadline.after(0)
-        self._record: RunRecord | None = None
+        self.record: RunRecord | None = None
+        """Its record, as far as it has one."""
         self._is_gone = False
         self._judge = _Judge()
         if not self._reader.exists and not (folder / "run.json").is_file():
@@ -62,15 +63,15 @@ class LiveRun:
         if self._next_look.is_over:
             self._next_look = Deadline.after(RECORD_SECONDS)
             try:
-                self._record = read_run(self.folder)
-                self.title, self.status = self._record.what, str(self._record.outcome)
-                if self._record.plan != self.layout.hash:
+                self.record = read_run(self.folder)
+                self.title, self.status = self.record.title, str(self.record.outcome)
+                if self.record.plan != self.layout.hash:
                     self.layout = _read_layout(self.folder / PLAN_FILE)
-                self._is_gone = self._record.outcome.status is not Status.RUNNING
+                self._is_gone = self.record.outcome.status is not Status.RUNNING
             except (ConfigError, OSError):
                 # A run without a record, or one whose folder was removed.
                 self._is_gone = is_free(self.folder)
-                if self._record is None:
+                if self.record is None:
                     self.status = "ended" if self._is_gone else "running"
             self.bound = read_bound(self.folder / SEARCH_FILE)
         now, trouble = self._clock.now(self.model.latest), self._reader.trouble

@@ -1,4 +1,4 @@
-"""A run on a terminal of a given size: the map by node, the busiest and the idlest, metrics, events. Pure."""
+"""A run on a terminal of a given size: the map by node, the workers and their processes, metrics, events. Pure."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def draw_screen(view: RunView, *, title: str, status: str, width: int = 80, heig
     # The map has half of the screen at most; what remains is shared by the other parts.
     rows = _cut_lines(rows, max(2, body_lines // 2), "more nodes")
     left = body_lines - len(rows)
-    workers = _workers(view, max(0, min(6, left // 3)), width)
+    workers = _workers(view, max(0, min(10, left // 2)), width)
     queues = _cut_lines(_traffic(view), max(0, min(4, (left - len(workers)) // 3)), "more queues and engines")
     left -= len(workers) + len(queues)
     metrics = _metrics(view.curves, max(0, min(6, left // 2)), width)
@@ -113,39 +113,39 @@ def _map(view: RunView, width: int) -> list[Text]:
 
 
 def _workers(view: RunView, rows: int, width: int) -> list[Text]:
-    """List the busiest workers on the left and the idlest on the right; dead, stuck and silent ones come first."""
-    if rows < 2 or not view.workers:
-        return []
+    """List workers with their processes: dead, stuck and silent ones first, then from the busiest to the idlest."""
     odd = [worker for worker in view.workers if worker.state in _ODD]
     alive = [worker for worker in view.workers if worker.state not in (*_ODD, State.ENDED)]
-    if not odd and not alive:
+    if rows < 2 or not odd + alive:
         return []
     # Of equally idle workers, the waiting ones are more interesting.
-    ordered = sorted(alive, key=lambda worker: (worker.idle_share, worker.state is State.WAITING))
-    half = (len(ordered) + 1) // 2 if len(ordered) < 2 * (rows - 1) else rows - 1
-    busiest = ordered[:half]
-    idlest = [*odd, *[worker for worker in reversed(ordered) if worker not in busiest]]
-    column = width // 2
-    lines = [Text(set_cell_size("busiest", column) + "idlest", style="dim")]
-    for index in range(min(rows - 1, max(len(busiest), len(idlest)))):
-        line = Text()
-        for side in (busiest, idlest):
-            cell = _worker_line(side[index], view.now, column - 1) if index < len(side) else Text()
-            cell.truncate(column - 1, pad=True)
-            line.append_text(cell).append(" ")
-        lines.append(line)
-    return lines
+    ordered = [*odd, *sorted(alive, key=lambda worker: (worker.idle_share, worker.state is State.WAITING))]
+    name = min(24, max(8, width - 46), max(cell_len(printable(worker.address)) for worker in ordered))
+    lines = [Text(f"  {'worker':<{name}} node     pid  memory   cpu  busy", style="dim")]
+    if (left := len(ordered) - (rows - 1)) > 0:
+        # The middle is the least interesting part.
+        last = (rows - 2) // 2
+        first = rows - 2 - last
+        lines += [_worker_line(worker, view.now, name) for worker in ordered[:first]]
+        lines.append(Text(f"  … {left + 1} more in between", style="dim"))
+        ordered = ordered[len(ordered) - last :]
+    return lines + [_worker_line(worker, view.now, name) for worker in ordered]
 
 
 def _worker_line(worker: WorkerView, now: float, width: int) -> Text:
     doing = printable(worker.doing) if worker.state is State.BUSY else str(worker.state)
     if worker.state is State.WAITING:
-        doing = printable(worker.waits_for)
+        doing = f"waits for {printable(worker.waits_for)}"
     elif worker.state is State.STUCK:
         doing = f"stuck in {printable(worker.doing)}"
     restarts = f" r{worker.restarts}" if worker.restarts else ""
-    name = min(18, max(8, width - 22))
-    text = f"{_cell(worker.address, name)} {1 - worker.idle_share:4.0%} {doing} {_span(now - worker.since)}{restarts}"
+    node = "-" if worker.node is None else worker.node
+    memory = "-" if worker.memory is None else f"{_gib(worker.memory)}G"
+    cpu = "-" if worker.cpu is None else f"{worker.cpu:.0%}"
+    text = (
+        f"{_cell(worker.address, width)} {node:>4} {worker.pid:>7} {memory:>7} {cpu:>5} {1 - worker.idle_share:>5.0%}"
+    )
+    text += f"  {doing} {_span(now - worker.since)}{restarts}"
     return Text.assemble((f"{_MARKS[worker.state]} ", _STYLES[worker.state]), text)
 
 

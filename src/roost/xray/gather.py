@@ -36,11 +36,11 @@ from roost.machine.py_spy import find_py_spy, read_stacks
 from roost.runtime.connect.authentication import find_token
 from roost.runtime.connect.connection import locate
 from roost.runtime.connect.find_head import list_raylets
-from roost.runtime.connect.head import Head, within
+from roost.runtime.connect.head import Head, until, within
 from roost.runtime.limits import ASK_SECONDS
 from roost.runtime.nodes.accelerators import node_accelerators
 from roost.runtime.nodes.ray_state import read_jobs
-from roost.text import error_text, plural
+from roost.text import error_text, plural, without_colours
 from roost.xray.facts import (
     Actor,
     Bundle,
@@ -70,7 +70,6 @@ _CREATION = 1
 """Ray's numbers for the state of a task that waits for a node, and for the kind that constructs an actor."""
 _MOST_LOGS, _LOG_LINES, _LOG_BYTES = 16, 8, 2**16
 _MOST_PROCESSES, _LEAST_BYTES = 5, 2**28
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _NOBODY = re.compile("(ff)*")
 
 
@@ -79,7 +78,12 @@ def gather(address: str | None, timeout: float, *, stacks: bool = False, native:
     deadline = Deadline.after(timeout)
     at, _ = locate(address, min(timeout, ASK_SECONDS))
     Head(at).use()
-    tables = _Tables(at)
+    with until(deadline):
+        return _gather(at, timeout, deadline, stacks, native)
+
+
+def _gather(at: str, timeout: float, deadline: Deadline, stacks: bool, native: bool) -> Facts:
+    tables = _Tables(at, timeout)
     jobs = read_jobs()
     drivers = tuple(
         Driver(id=job.id, pid=job.pid, address=job.address, entrypoint=job.entrypoint)
@@ -130,20 +134,22 @@ def gather(address: str | None, timeout: float, *, stacks: bool = False, native:
 class _Tables:
     """Ray's tables, as its head has them: there is no public way to them without becoming a driver."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, timeout: float) -> None:
+        """Connect to them; all reads in this thread together end by the deadline of `until`."""
+        self._timeout = timeout
         private: Any = importlib.import_module("ray._private.state")
         options = private.GcsClientOptions.create(
             address, None, allow_cluster_id_nil=True, fetch_cluster_id_if_nil=False
         )
         private.state._initialize_global_state(options)
-        self._of: Any = within(ASK_SECONDS, private.state._connect_and_get_accessor, "show its tables")
+        self._of: Any = within(timeout, private.state._connect_and_get_accessor, "show its tables")
         self._types: Any = importlib.import_module("ray.core.generated.gcs_pb2")
         self.sockets: dict[str, str] = {}
         """The socket of each node's raylet."""
         self._job_id: Any = importlib.import_module("ray").JobID
 
     def _read(self, what: str, call: Callable[[], Any]) -> Any:
-        return within(ASK_SECONDS, call, f"show its {what}")
+        return within(self._timeout, call, f"show its {what}")
 
     def value(self, namespace: str, key: str) -> str:
         """Return a text that Ray keeps for its own parts, such as the address of the dashboard's server."""
@@ -453,7 +459,7 @@ class _Sight:
                 asked = {"node_id": actor.node, "pid": actor.pid, "suffix": suffix, "lines": 2 * _LOG_LINES}
                 text, _ = self._ask(f"/api/v0/logs/file?{urllib.parse.urlencode(asked)}")
             # Ray's own marks for its log monitor say nothing.
-            lines = [line for line in _COLOUR.sub("", text).splitlines() if line.strip() and line[0] != ":"]
+            lines = [line for line in without_colours(text).splitlines() if line.strip() and line[0] != ":"]
             if lines:
                 return tuple(lines[-_LOG_LINES:])
         return ()
@@ -493,15 +499,21 @@ class _Sight:
 
 def _own_processes() -> tuple[dict[int, int], tuple[Process, ...]]:
     """Return the memory of each process of this machine, and the largest."""
-    sizes, commands = {}, {}
-    for process in psutil.process_iter(["name", "cmdline", "memory_info"]):
-        if process.info["memory_info"] is not None:
-            sizes[process.pid] = int(process.info["memory_info"].rss)
-            commands[process.pid] = process.info["cmdline"] or [process.info["name"] or ""]
-    largest = [pid for pid in sorted(sizes, key=lambda pid: -sizes[pid]) if sizes[pid] >= _LEAST_BYTES]
-    return sizes, tuple(
-        Process(pid=pid, memory=sizes[pid], command=one_line(commands[pid], 120)) for pid in largest[:_MOST_PROCESSES]
-    )
+    sizes = {
+        process.pid: int(process.info["memory_info"].rss)
+        for process in psutil.process_iter(["memory_info"])
+        if process.info["memory_info"] is not None
+    }
+    largest = []
+    for pid in sorted((pid for pid in sizes if sizes[pid] >= _LEAST_BYTES), key=lambda pid: -sizes[pid]):
+        with contextlib.suppress(psutil.Error):
+            process = psutil.Process(pid)
+            largest.append(
+                Process(pid=pid, memory=sizes[pid], command=one_line(process.cmdline() or [process.name()], 120))
+            )
+        if len(largest) == _MOST_PROCESSES:
+            break
+    return sizes, tuple(largest)
 
 
 def _pids(found: Any) -> tuple[int, ...]:

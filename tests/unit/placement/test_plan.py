@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import pickle
+from xml.etree import ElementTree
 
 import pytest
 
@@ -367,3 +368,13 @@ def test_only_keeps_the_components_that_are_named():
     assert [component.name for component in made.only(["reward"]).components] == ["reward"]
     with pytest.raises(PlacementError):
         made.only(["nobody"])
+
+
+def test_a_plan_shows_itself_where_it_is_printed_and_in_a_notebook():
+    job = {"cluster": {"num_nodes": 1, "component_placement": {"actor": "0-3", "rollout": "4-7:0-1"}}}
+    plan = make_plan(job, Topology.from_shorthand("1x8"))
+    lines = str(plan).splitlines()
+    assert lines[0].startswith("1 node · 8 accelerators · 6 workers")
+    assert "[rollout 0 ════][rollout 1 ════]" in str(plan)
+    assert max(map(len, lines)) <= 80
+    assert ElementTree.fromstring(plan._repr_svg_()).tag == "{http://www.w3.org/2000/svg}svg"  # noqa: S314 - our own

@@ -171,6 +171,20 @@ def test_check_reports_all_that_can_be_known_without_a_cluster(tmp_path):
     assert said in misspelt.stderr
     assert "did you mean rollout.samples?" in misspelt.stderr
     assert misspelt.stderr.count("hint:") == 1
+    nowhere = check("workers.actor.class=nowhere.Actor", "workers.rollout.class=nowhere.Rollout", "entry=nowhere.main")
+    assert nowhere.stderr.count("there is no module 'nowhere'") == nowhere.stderr.count("hint:") == 1
+    said = "raises WorkerDied, although it is restarted; two_components.main does not handle that, and the job ends"
+    (tmp_path / "job.yaml").write_text(flow.replace("sampls", "samples"))
+    kept = ("workers.actor.class=two_components.Actor", "+workers.rollout.restarts=1")
+    assert f"info: rollout: a call in which a worker dies {said} [death-unhandled]" in check(*kept).stdout
+    module = tmp_path / "two_components.py"
+    text = module.read_text()
+    for handled in ("except WorkerDied:", "except (OSError, roost.ClusterError):", "except:"):
+        module.write_text(f"{text}\n\ndef more():\n    try:\n        pass\n    {handled}\n        pass\n")
+        assert "death-unhandled" not in check(*kept).stdout
+    module.write_text(f"{text}\n\ndef more():\n    try:\n        pass\n    except KeyError:\n        pass\n")
+    assert "death-unhandled" in check(*kept).stdout
+    module.write_text(text)
     wrong = check("workers.actor.class=two_components.Actor", "+workers.actor.kwargs.speed=1")
     assert "worker 'actor': Actor.create_group: got an unexpected keyword argument 'speed'" in wrong.stderr
 

@@ -211,10 +211,27 @@ def test_of_4096_devices_the_page_shows_nodes_and_opens_one(browser, tmp_path):
     for rank in range(4096):
         first = header(f"actor:{rank}", run="abc", pid=rank, host="h", wall=BEGAN, node=rank // 8, devices=(rank % 8,))
         (base / f"{rank}.jsonl").write_text(f"{first}\n{line_of('call', 'train', t=1.0, d=1.0)}\n")
+    first = header("env:0", run="abc", pid=5000, host="h", wall=BEGAN, node=77, devices=())
+    recording.write("env/0.jsonl", first, line_of("call", "play", t=1.0, d=1.0))
     recording.write("driver.jsonl", line_of("stopped", "", t=60.0))
     with served(LiveRun(tmp_path)) as address, open_page(browser, address) as page:
         page.wait_for_selector(".node")
         assert page.locator(".node").count() == 512
         page.click("[aria-label^='open node 77:']")
         page.wait_for_selector("[data-worker='actor:616']")
-        assert page.locator(".tile").count() == 8
+        assert page.locator(".tile").count() == 9
+        page.click("[aria-label^='open node 78:']")
+        page.wait_for_selector("[data-worker='actor:624']")
+        assert page.locator(".tile").count() == 8, "nothing of the node before is left"
+        page.click("[aria-label^='open node 77:']")
+        page.wait_for_selector("[data-worker='actor:616']")
+        assert page.locator("[aria-label='node 77'] .heads span").count() == 8
+
+
+def test_a_metric_may_be_called_as_a_curve_of_the_page(browser, recording):
+    recording.metrics(0, *[line_of("metric", "Step time", t=float(i), value=i, step=i) for i in range(5)])
+    with served(LiveRun(recording.folder)) as address, open_page(browser, address) as page:
+        wait_for(
+            page,
+            "[...document.querySelectorAll('figcaption b')].filter((b) => b.textContent === 'Step time').length === 2",
+        )

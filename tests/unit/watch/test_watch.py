@@ -525,6 +525,37 @@ def test_top_prints_one_picture_where_there_is_no_terminal(recording, roost):
     assert "reward" in out
 
 
+def test_top_gives_its_figures_as_json_with_keys_that_stay(recording, roost):
+    recording.busy()
+    recording.traffic()
+    recording.worker(0, line_of("usage", 0.5, t=60.0, memory=2048))
+    code, out, err = roost("top", f"{recording.folder}/", "--json")
+    assert code == 0, err
+    found = json.loads(out)
+    about = "version run what folder status now began is_over"
+    parts = "limits step workers nodes channels links engines metrics events notices"
+    assert list(found) == f"{about} {parts}".split()
+    assert (found["version"], found["run"], found["folder"]) == (1, recording.folder.name, str(recording.folder))
+    worker = next(item for item in found["workers"] if item["address"] == "actor:0")
+    keys = "address component rank node devices host pid state doing waits_for since calls failed restarts"
+    assert list(worker) == [*keys.split(), "idle_share", "last_seconds", "cpu", "memory"]
+    assert (worker["pid"], worker["memory"], worker["cpu"]) == (100, 2048, 0.5)
+    assert len(found["workers"]) == 14
+    assert found["metrics"]["reward"].keys() == {f"actor:{rank}" for rank in range(8)}
+
+
+def test_many_workers_are_listed_with_the_middle_left_out(recording):
+    recording.busy(40)
+    lines = draw_screen(recording.view(BEGAN + 61), title="x", status="running", width=100, height=30).plain.split("\n")
+    place = next(index for index, line in enumerate(lines) if line.split()[:3] == ["worker", "node", "pid"])
+    assert lines[place + 1].startswith("x actor:3 ")
+    listed = [int(found[1]) for line in lines[place + 2 :] if (found := re.search(r"(\d+)%  [a-z]", line))]
+    assert 4 <= len(listed) < 40
+    assert listed == sorted(listed, reverse=True), "from the busiest to the idlest"
+    (left,) = [line for line in lines if line.endswith("more in between")]
+    assert int(left.split()[1]) == 41 - 1 - len(listed)
+
+
 def test_top_and_show_say_that_a_folder_has_no_events(tmp_path, roost):
     for words in (["top"], ["show", "--trace"]):
         code, _, err = roost(*words, str(tmp_path) + "/")
@@ -647,7 +678,7 @@ def test_the_screen_shows_queues_engines_and_who_waits(recording):
     recording.busy()
     recording.traffic()
     text = draw_screen(recording.view(BEGAN + 61), title="train.py", status="running", width=80, height=30).plain
-    assert "~ reward:1            0% channel 's" in text
+    assert re.search(r"~ reward:1 +\d+ +\d+ .* 0%  waits for channel 's", text)
     assert "samples            22/64 items" in text
     assert "rollout:0          weights 5  8.1 requests/s in 0.078 s" in text
     assert "z 1 asleep" in text

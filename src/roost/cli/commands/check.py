@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +22,7 @@ from roost.cli.terminal import print_text
 from roost.config.readers.reading import SettingsUnknown, VariablesMissing
 from roost.config.reading import Notes
 from roost.config.run import RunConfig, RunDraft, read_run_config
-from roost.errors import RoostError, Where
+from roost.errors import RoostError, Where, WorkerDied
 from roost.extras import has_ray
 from roost.placement.lint import Finding
 from roost.text import plural
@@ -120,7 +123,8 @@ def _check(job: Path, settings: Sequence[str], flags: Flags) -> _Checked:
 
         import_from_here()
         with notes.catching():
-            drafts, _ = load_code(run)
+            drafts, entry_point = load_code(run)
+            unchecked = _unhandled(run, entry_point)
             if isinstance(given.found, RunDraft) and given.found.flow is not None:
                 check_flow(given.found.flow, drafts)
     notes.raise_if_any()
@@ -148,6 +152,39 @@ def _check(job: Path, settings: Sequence[str], flags: Flags) -> _Checked:
         summary={**summary, "findings": [_data(item) for item in findings]},
         findings=findings,
     )
+
+
+def _unhandled(run: RunConfig, entry_point: object) -> tuple[Finding, ...]:
+    """Say of restarts that the job ends nevertheless: a call in which a worker dies raises, and nothing handles it."""
+    restarted = [worker for worker in run.workers if worker.restarts]
+    try:
+        tree = ast.parse(inspect.getsource(sys.modules[str(getattr(entry_point, "__module__", ""))]))
+    except (OSError, TypeError, KeyError, SyntaxError):
+        # Nobody can tell.
+        return ()
+    if not restarted or any(map(_handles_death, ast.walk(tree))):
+        return ()
+    message = f"a call in which a worker dies raises WorkerDied, although it is restarted; {run.entry} does "
+    return tuple(
+        Finding(
+            code="death-unhandled",
+            level="info",
+            message=f"{worker.component}: {message}not handle that, and the job ends",
+            hint="handle it and call again, or use group.keep_calling",
+            where=worker.where("restarts"),
+        )
+        for worker in restarted
+    )
+
+
+def _handles_death(node: ast.AST) -> bool:
+    """Whether a piece of code is a handler of WorkerDied, or calls what raises none."""
+    if isinstance(node, ast.Attribute):
+        return node.attr in ("keep_calling", "outcomes")
+    if not isinstance(node, ast.ExceptHandler):
+        return False
+    named = {getattr(item, "id", getattr(item, "attr", "")) for item in ast.walk(node.type)} if node.type else set()
+    return not named or any(kind.__name__ in named for kind in WorkerDied.__mro__)
 
 
 def _findings(error: RoostError, code: str, level: Literal["error", "warning"]) -> tuple[Finding, ...]:

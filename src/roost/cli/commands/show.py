@@ -48,7 +48,7 @@ def show(
         write_text(to_trace(read_whole(folder)) + "\n", out)
         return
     record = read_run(folder)
-    title = printable(record.what)
+    title = printable(record.title)
     if svg is not None:
         plan = saved_plan(folder)
         write_text(draw_svg(plan, make_grid(plan, title=title)), svg)

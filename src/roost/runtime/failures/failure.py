@@ -35,7 +35,7 @@ from ray.exceptions import (
 
 from roost.config.ranks import format_ranks
 from roost.errors import WorkerDied, WorkerFailed
-from roost.text import at_most, error_text, message_of, plural, printable, printable_lines, shorten
+from roost.text import at_most, error_text, message_of, plural, printable, printable_lines, shorten, without_colours
 
 Made = TypeVar("Made")
 
@@ -45,7 +45,6 @@ _MAX_TEXT = 12_000
 
 _CRASH = re.compile(r"Fatal Python error: (.+)")
 _EXIT_CODE = re.compile(r"exit code (\d+)")
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _IDS = ("class_name:", "actor_id:", "namespace:", "name:", "ip:", "pid:", "The actor died because", "ray::")
 """How the lines of Ray's account of a death begin that mean nothing to the reader."""
 DEATHS = (RayActorError, WorkerCrashedError, NodeDiedError, OutOfMemoryError)
@@ -256,7 +255,7 @@ def failure_of(error: BaseException, *, address: str, rank: int, node: str, log_
         # Raised outside the user's method, most likely after it.
         last = _last_line(message_of(cause or error))
         what = f"its result cannot be sent: {last}" if "pickle" in str(error) else f"{type(cause).__name__}: {last}"
-        return Failure(what=what, traceback=printable_lines(_COLOUR.sub("", str(error))), **base)
+        return Failure(what=what, traceback=printable_lines(without_colours(str(error))), **base)
     if isinstance(error, RaySystemError):
         what = f"its answer cannot be read here: {_last_line(str(error))}"
         return Failure(what=what, traceback=printable_lines(str(error)), **base)

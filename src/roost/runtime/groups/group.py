@@ -14,6 +14,7 @@ import logging
 import operator
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any, Concatenate, Generic, ParamSpec, Self, SupportsIndex, TypeVar, overload
 
 import ray
@@ -25,6 +26,7 @@ from roost.placement.placement import Placement
 from roost.placement.strategies import PlacementStrategy
 from roost.runtime.cluster import Cluster
 from roost.runtime.connect.calls import check_not_fork, is_fork
+from roost.runtime.groups.again import keep_calling
 from roost.runtime.groups.members import Members, OwnMembers
 from roost.runtime.groups.result import CallResult, Value
 from roost.runtime.groups.stream import ItemStream
@@ -107,6 +109,7 @@ class GroupDraft(Generic[Class]):
         restarts: int = 0,
         reserve: bool = True,
         share: float | None = None,
+        replace: bool = False,
     ) -> WorkerGroup[Class]:
         """Start one worker for each placement, all together, and wait until every one is ready.
 
@@ -119,6 +122,7 @@ class GroupDraft(Generic[Class]):
         - `restarts`: how often each rank is restarted in its place when its worker dies.
         - `reserve`: reserve the accelerators on Ray; without it other jobs may get them too.
         - `share`: the part of each of its accelerators that a worker uses; on one accelerator they add up to 1 at most.
+        - `replace`: close this process's group of that name first, as a cell of a notebook that runs again wants.
         """
         if not isinstance(cluster, Cluster):
             kind = type(cluster).__name__
@@ -130,6 +134,8 @@ class GroupDraft(Generic[Class]):
         if not self._is_top and (parent := current_identity()) is not None:
             # `actor:0:1` is rank 1 of the group that actor:0 launched; a second group of actor:0 needs a name.
             full_name = parent.address if name is None else f"{parent.address}:{name}"
+        if replace and (close := context.open_groups.get(full_name)) is not None:
+            close(GROUP_CLOSE_SECONDS)
         plan = plan_launch(
             full_name,
             context.topology,
@@ -262,6 +268,16 @@ class WorkerGroup(Generic[Class]):
         method = method if isinstance(method, str) else getattr(method, "__name__", str(method))
         self._check_call(method)
         return self._members.call(method, self._ranks, [pack_call(method, args, kwargs)] * len(self._ranks))
+
+    def keep_calling(self, method: str, /, *args: Any, **kwargs: Any) -> Future[list[Any]]:
+        """Call a method, and again on each rank that dies in it and is restarted; return a future of the values.
+
+        For a loop over a channel that can begin again in a new process. `launch(restarts=)` says how often; the future
+        has the death of a rank after that, or the first other exception.
+        """
+        self._check_call(method)
+        tries = {rank: 1 + self._members.restarts_left(rank) for rank in self._ranks}
+        return keep_calling(lambda rank: self.on(rank).call(method, *args, **kwargs), tries)
 
     def map(
         self,

@@ -83,6 +83,10 @@ class Members:
         """Return the identity of a rank."""
         return self._record.identities[rank]
 
+    def restarts_left(self, rank: int) -> int:
+        """Return how often a rank is still restarted when it dies, as far as this process knows."""
+        return self._record.restarts_left[rank] if self._record.restarts_left else 0
+
     def handles(self, ranks: Sequence[int]) -> list[ActorHandle[Any]]:
         """Return the actors behind some ranks, after waiting for ranks that are being restarted."""
         with waiting(lambda: f"a restart in {self.name!r}"):

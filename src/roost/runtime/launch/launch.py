@@ -54,8 +54,8 @@ def start_actor(
             raise
         raise NameTaken(
             f"a worker named {name!r} exists already",
-            hint="names are unique in a job: close() the group that has it, as before a cell of a notebook is run "
-            "again, or choose another",
+            hint="names are unique in a job: close() the group that has it, launch(…, replace=True) in a cell of a "
+            "notebook that runs again, or choose another",
         ) from None
     return handle
 

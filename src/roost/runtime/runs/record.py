@@ -227,6 +227,11 @@ class RunRecord:
         return PurePath(self.job.file).name if self.job is not None else what_of(self.command)
 
     @property
+    def title(self) -> str:
+        """Which run it is and what ran, as pages and pictures begin: `first: job.yaml`."""
+        return f"{self.id}: {self.what}"
+
+    @property
     def note(self) -> str:
         """What the user noted about it."""
         return str(dict(self.job.flags).get("--note", "")) if self.job is not None else ""

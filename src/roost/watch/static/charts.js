@@ -2,17 +2,20 @@
 "use strict";
 
 const charts = new Map();
+/** A metric of the user's may be called as one of ours. */
+const nameOf = (chart) => `${chart.title}\n${chart.unit}\n${chart.axis}`;
 // The palette, where a thin line would be too pale or too dark.
 const ON_DARK = ["#3B8FD9", "#E69F00", "#2BC79B", "#E48FC0", "#7CCBF5", "#FF8C4B", "#F0E442", "#B0B0B0"];
 const ON_LIGHT = ["#0072B2", "#C98B00", "#009E73", "#CC79A7", "#3FA0DA", "#D55E00", "#A89A00", "#808080"];
 
-/** Lines are thin: they have the colour of their role, as far as that can be seen; several of a role are shades. */
+/** Lines are thin: they have the colour of their role, as far as that can be seen; others are grey. Those alike are shades. */
 function lineColour(chart, place) {
   const role = chart.series[place].role;
-  const known = page.run?.colours[role];
-  const colour = (isDark.matches ? ON_DARK : ON_LIGHT)[(known ?? place) % COLOURS.length];
+  const alike = chart.series.filter((line) => line.role === role).length;
   const before = chart.series.slice(0, place).filter((line) => line.role === role).length;
-  return known === undefined ? colour : mix(colour, isDark.matches ? 255 : 0, Math.min(0.6, 0.3 * before));
+  const known = page.run?.colours[role] ?? COLOURS.length - 1;
+  const colour = (isDark.matches ? ON_DARK : ON_LIGHT)[known % COLOURS.length];
+  return mix(colour, isDark.matches ? 255 : 0, (0.7 * before) / Math.max(2, alike - 1));
 }
 const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
@@ -39,12 +42,12 @@ function chartOptions(chart, width) {
     scales: { x: { time: chart.axis === "time" }, y: { range: (_, low, high) => (chart.unit || chart.title === "Items in channels" ? [0, Math.max(high * 1.1, 1e-6)] : [low, high === low ? low + 1 : high + (high - low) * 0.05]) } },
     axes: [{ ...axis, size: 26, space: 60, ...(chart.axis === "time" ? { values: "{HH}:{mm}:{ss}" } : {}) },
       { ...axis, size: (_, labels) => 20 + 7 * Math.max(3, ...(labels ?? []).map((label) => label.length)), values: (_, values) => values.map((value) => number(value)) }],
-    legend: { show: series.length > 1 }, cursor: { y: false }, hooks: { setCursor: [(plot) => showCaption(chart.title, plot.cursor.idx)] } };
+    legend: { show: series.length > 1 }, cursor: { y: false }, hooks: { setCursor: [(plot) => showCaption(nameOf(chart), plot.cursor.idx)] } };
 }
 
 /** Show the values under the pointer in the caption, or the last ones. */
-function showCaption(title, place = null) {
-  const made = charts.get(title);
+function showCaption(name, place = null) {
+  const made = charts.get(name);
   if (!made) return;
   const { chart, plot, caption } = made;
   const unit = chart.unit ? ` ${chart.unit}` : "";
@@ -58,8 +61,8 @@ function showCaption(title, place = null) {
 }
 
 function drawChart(chart) {
-  const key = `${chart.title}\n${chart.axis}\n${chart.series.map((line) => line.name).join("\n")}\n${chart.bound}`;
-  let made = charts.get(chart.title);
+  const key = `${nameOf(chart)}\n${chart.series.map((line) => line.name).join("\n")}\n${chart.bound}`;
+  let made = charts.get(nameOf(chart));
   if (!made || made.key !== key) {
     made?.plot.destroy();
     const place = make("div");
@@ -69,18 +72,18 @@ function drawChart(chart) {
     byId("charts").append(figure);
     made = { key, figure, picture, place, caption: figure.querySelector("figcaption span"),
       chart, plot: new uPlot(chartOptions(chart, Math.max(200, figure.clientWidth - 16)), chartData(chart), place) };
-    charts.set(chart.title, made);
+    charts.set(nameOf(chart), made);
   } else made.plot.setData(chartData(chart));
   made.chart = chart;
   setAttribute(made.picture, "aria-label", chartLabel(chart));
-  if (made.plot.cursor.idx === null || made.plot.cursor.idx === undefined) showCaption(chart.title);
+  if (made.plot.cursor.idx === null || made.plot.cursor.idx === undefined) showCaption(nameOf(chart));
 }
 
 let lastCharts = [];
 function drawCharts(found) {
   lastCharts = found.filter((chart) => chart.series.length);
-  for (const [title, made] of charts) {
-    if (!lastCharts.some((chart) => chart.title === title)) { made.plot.destroy(); made.figure.remove(); charts.delete(title); }
+  for (const [name, made] of charts) {
+    if (!lastCharts.some((chart) => nameOf(chart) === name)) { made.plot.destroy(); made.figure.remove(); charts.delete(name); }
   }
   byId("no-charts").hidden = lastCharts.length > 0;
   lastCharts.forEach(drawChart);

@@ -52,12 +52,15 @@ async function drawLanes() {
   if (!page.run || !page.run.workers.length || document.hidden) return;
   const seconds = Number(byId("window").value);
   const query = new URLSearchParams({ seconds });
-  if (page.laneEnd !== null) query.set("end", page.laneEnd);
+  const end = page.laneEnd;
+  if (end !== null) query.set("end", end);
   query.append("worker", DRIVER);
   for (const worker of page.run.workers.slice(0, MOST_LANES)) query.append("worker", worker.address);
   const answer = await fetch(`lanes?${query}`).catch(() => null);
   if (!answer?.ok) return;
   const found = await answer.json();
+  // Another part of the run may have been asked for since.
+  if (page.laneEnd !== end || laneSeconds() !== seconds) return;
   setText(byId("range"), `${clock(found.start)} to ${clock(found.end)}`);
   const groups = new Map();
   for (const lane of found.lanes) {
@@ -110,7 +113,7 @@ byId("lanes").addEventListener("wheel", (event) => {
   zoom(event.deltaY < 0 ? 1 : -1, (event.clientX - box.left) / box.width);
 }, { passive: false });
 document.addEventListener("keydown", (event) => {
-  if (event.target.closest("select, input, pre, #map") || event.ctrlKey || event.metaKey || event.altKey) return;
+  if (event.target.closest("select, input, pre, .scroll, #map") || event.ctrlKey || event.metaKey || event.altKey) return;
   const act = { ArrowLeft: () => move(-1), ArrowRight: () => move(1), "+": () => zoom(1), "-": () => zoom(-1), l: () => moveTo(null) }[event.key];
   if (act) { act(); event.preventDefault(); }
 });

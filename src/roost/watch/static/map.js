@@ -69,7 +69,7 @@ function nodeFacts(node) {
 function deviceText(place, device) {
   if (!device) return String(place);
   const [load, used, of] = device;
-  return [place, load === null ? "" : percent(load), used === null || !of ? "" : `${gibibytes(used)}/${gibibytes(of)}G`].filter(String).join(" ");
+  return [place, load === null ? "" : percent(load), used === null || !of ? "" : `${gibibytes(used)}/${gibibytes(of)}G`].filter(String).join(" · ");
 }
 
 function summary(node) {
@@ -84,7 +84,14 @@ function updateNode(node, workers) {
   setText(box.facts, nodeFacts(node));
   if (page.run.large && !workers.length) {
     const text = JSON.stringify(node.counts);
-    if (box.shown !== text) { box.shown = text; box.heads.replaceChildren(); box.tiles.replaceChildren(summary(node)); }
+    if (box.shown !== text) {
+      box.shown = text;
+      // It may have been the open one.
+      box.headsShown = "";
+      box.heads.replaceChildren();
+      box.others.replaceChildren();
+      box.tiles.replaceChildren(summary(node));
+    }
     return box.all;
   }
   // All columns of the plan, also those that nobody uses.

@@ -53,7 +53,7 @@ function drawTraffic() {
   fillTable("channels", run.channels.map((item) => [item.name, item.most ? `${item.depth} of ${item.most}` : String(item.depth),
     number(item.puts_per_second), number(item.gets_per_second), String(item.getters), String(item.putters)]));
   fillTable("links", run.links.map((item) => [item.name, String(item.version), `${duration(run.now - item.updated)} ago`,
-    duration(item.seconds), duration(item.pause), `${item.size} MiB`]));
+    duration(item.seconds), duration(item.pause), `${item.size || "< 1"} MiB`]));
   fillTable("engines", run.engines.map((item) => [item.worker + (item.is_asleep ? " (asleep)" : ""), item.version === null ? "–" : String(item.version),
     item.behind === null ? "–" : item.behind ? `${item.behind} behind` : "newest", item.per_second === null ? "–" : number(item.per_second), duration(item.latency),
     String(item.busy), `${item.served}${item.failed ? `, ${item.failed} failed` : ""}`]));

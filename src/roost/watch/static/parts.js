@@ -51,7 +51,7 @@ function duration(seconds) {
   return `${Math.floor(s / 3600)} h ${Math.floor((s % 3600) / 60)} min`;
 }
 
-const clock = (when) => new Date(when * 1000).toLocaleTimeString([], { hour12: false });
+const clock = (when) => new Date(when * 1000).toLocaleTimeString([], { hourCycle: "h23" });
 const percent = (share) => (share === null ? "–" : `${Math.round(share * 100)} %`);
 const gibibytes = (mebibytes) => (mebibytes / 1024).toFixed(mebibytes < 10240 ? 1 : 0);
 const number = (value) => (value === null || value === undefined ? "–"
