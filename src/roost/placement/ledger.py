@@ -404,8 +404,7 @@ def _largest(most: int, fits: Callable[[int], bool]) -> int:
 
 
 def _round_down(size: int) -> int:
-    step = _GIB // 10 if size >= _GIB else _MIB
-    return size // step * step
+    return size * 10 // _GIB * _GIB // 10 if size >= _GIB else size // _MIB * _MIB
 
 
 def _size(size: int) -> str:

@@ -50,6 +50,16 @@ def test_a_file_is_refused_that_a_dict_of_the_user_s_own_sections_is_not(tmp_pat
     ]
 
 
+@pytest.mark.parametrize(("memory", "hint"), [("5.5GiB", "3.5GiB"), ("3GiB", "1GiB"), ("2.5GiB", "512MiB")])
+def test_the_nearest_size_that_fits_is_told_in_round_numbers(memory, hint):
+    job = yaml.safe_load(JOB)
+    job["memory"] = {"actor": {"train": "4GiB"}, "rollout": {"asleep": "2GiB"}}
+    job["phases"].pop("generate")
+    with pytest.raises(PlacementError) as caught:
+        make_plan(read_run_draft(job), Topology.from_dict(nodes(memory)))
+    assert caught.value.problems[0].hint == f"actor train at most {hint}"
+
+
 def test_the_ledger_names_an_order_and_what_it_does_not_know():
     draft = read_run_draft(yaml.safe_load(JOB))
     ledger = make_ledger(make_plan(draft, Topology.from_dict(nodes())), draft.memory)
