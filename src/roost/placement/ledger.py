@@ -232,14 +232,15 @@ class Ledger:
         for (name, state, key), size in sizes.items():
             role = next(one for one in self.config.roles if one.name == name)
 
-            def changed(mebi: int, role: RoleMemory = role, state: str = state, key: str = key) -> bool:
-                least = mebi * _MIB
+            def changed(step: int, role: RoleMemory = role, state: str = state, key: str = key) -> bool:
+                least = _told_size(step)
                 if not key:
                     return is_enough(_changed(self.config, replace(role, start_host=least)))
                 states = {**role.states, state: role.states[state]._replace(**{key: least})}
                 return is_enough(_changed(self.config, replace(role, states=states)))
 
-            if left := _round_down(_largest((size - 1) // _MIB, changed) * _MIB):
+            smaller = 1014 + (size * 10 - 1) // _GIB if size > _GIB else (size - 1) // _MIB
+            if left := _told_size(_largest(smaller, changed)):
                 kind = "" if key in ("device", "") else f" {key}"
                 yield left / size, f"{name} {state}{kind} at most {_size(left)}"
 
@@ -403,8 +404,9 @@ def _largest(most: int, fits: Callable[[int], bool]) -> int:
     return low
 
 
-def _round_down(size: int) -> int:
-    return size * 10 // _GIB * _GIB // 10 if size >= _GIB else size // _MIB * _MIB
+def _told_size(step: int) -> int:
+    """Return one of the sizes that hints tell: whole MiB, and from 1 GiB, which is number 1024, tenths of a GiB."""
+    return step * _MIB if step < 1024 else (step - 1014) * _GIB // 10
 
 
 def _size(size: int) -> str:
