@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import yaml
 from typer.testing import CliRunner
@@ -134,3 +136,19 @@ def test_ranks_by_count_need_not_be_in_the_order_of_the_hardware():
     assert type(plan).from_json(plan.to_json()) == plan
     again = plan.get_strategy("a").get_placement(plan.topology)
     assert [item.rank for item in again] == [0, 1, 2, 3]
+
+
+def test_a_mesh_that_is_far_too_large_is_refused_before_its_ranks_are_listed():
+    job = {
+        "cluster": {"component_placement": {"actor": {"count": 2_000_000}}},
+        "mesh": {"actor": {"dp": 1_000_000, "tp": 2}},
+        "keep": ["actor.tp within node"],
+    }
+    with pytest.raises(PlacementError, match="actor 2000000 by count, and 4 accelerators of 1 nodes are free"):
+        make_plan(job, Topology.from_dict(nodes()))
+
+
+def test_a_label_without_a_value_is_no_domain():
+    topology = Topology.from_shorthand("2x1")
+    named = replace(topology, nodes=tuple(replace(one, labels=(("rack", ""),)) for one in topology.nodes))
+    assert set(domains_of(named, "rack").values()) == {None}
