@@ -104,7 +104,10 @@ def test_a_proof_with_any_number_changed_is_refused(seed, data):
         check_proof(proof)
 
 
-@given(SEEDS, st.sampled_from(["sooner", "never", "fewer ways", "wrong cycle", "early start", "other devices"]))
+@given(
+    SEEDS,
+    st.sampled_from(["sooner", "never", "fewer ways", "wrong cycle", "no memory", "early start", "other devices"]),
+)
 @settings(max_examples=150)
 def test_a_false_proof_is_refused_even_if_its_digest_fits(seed, lie):
     problem = legal_problem(seed)
@@ -122,6 +125,8 @@ def test_a_false_proof_is_refused_even_if_its_digest_fits(seed, lie):
         quick = [name for name in false["schedule"] if name != "weights"][:1]
         false["step_time"] = [10**12, 1]
         false["tree"] = [[*way[:3], quick] for way in false["tree"]]
+    elif lie == "no memory":
+        false["tree"] = [[*way[:3], "memory"] for way in false["tree"]]
     elif lie == "early start":
         # The slowest cycle leaves no slack, so one of its events cannot begin earlier.
         for name in false["schedule"]:
@@ -146,7 +151,7 @@ def test_a_proof_that_is_accepted_is_true_whatever_was_changed_in_it(seed, data)
     holder: Any = proof
     for key in path:
         holder = holder[key]
-    others = [0, 1, 2, 7, 100, 1.0, math.inf, True, "room", "nodes", "<1", "=0", "<0", [], ["role0.a"], None]
+    others = [0, 1, 2, 7, 100, 1.0, math.inf, True, "room", "nodes", "memory", "<1", "=0", "<0", [], ["role0.a"], None]
     holder[last] = data.draw(st.sampled_from(others))
     proof["digest"] = digest(proof)
     try:

@@ -30,6 +30,7 @@ from roost.placement.strategies import collector_paused
 from roost.text import join_words
 
 if TYPE_CHECKING:
+    from roost.config.readers.framework import Level
     from roost.config.readers.reading import ForeignJob
     from roost.config.rules import RulesConfig
     from roost.placement.ledger import Ledger
@@ -142,10 +143,14 @@ class Loaded:
         if self.rules is not None:
             from roost.placement.rules import broken  # few jobs need it
 
+            # The plan of a job of ours obeys the others.
+            levels: dict[str, Level] = {"preferred": "warning", **({"segments": "error"} if self.foreign else {})}
             missed = (
-                f"{rule.text!r} does not hold: {said}" for rule, said in broken(self.rules, self.plan, preferred=True)
+                Finding(code=code, level=level, message=f"{rule.text!r} does not hold: {said}")
+                for code, level in levels.items()
+                for rule, said in broken(self.rules, self.plan, preferred=code == "preferred")
             )
-            found = (*found, *(Finding(code="preferred", level="warning", message=line) for line in missed))
+            found = (*found, *missed)
         if self.foreign is None:
             return found
         own = [
@@ -292,7 +297,7 @@ def plan_job(given: Given, flags: Flags, hardware: Topology | None = None) -> Lo
         flags.refuse(f"{given.path} is a saved plan, which includes its hardware")
         return Loaded(plan=draft)
     if not isinstance(draft, RunDraft):
-        from roost.placement.from_roles import plan_roles  # only a job of another framework needs it
+        from roost.placement.from_roles import lay_out, plan_roles  # only a job of another framework needs it
 
         if len(flags.hardware) > 1 or flags.live:
             many = join_words(flags.hardware)
@@ -303,9 +308,9 @@ def plan_job(given: Given, flags: Flags, hardware: Topology | None = None) -> Lo
         asked = None if named else Topology.from_shorthand(f"{nodes}x{gpus}")
         config = ClusterConfig(num_nodes=nodes, components=(), hardware=asked)
         hardware, _ = find_hardware(config, flags.cluster, flags.inventory, "")
-        roles = draft.lay_out([len(node.accelerators) for node in hardware.nodes])
+        roles, rules = lay_out(draft, hardware)
         made_up = not (flags.hardware or named or draft.framework.says_cluster)
-        return Loaded(plan=plan_roles(roles, hardware, nodes), foreign=draft, made_up=made_up)
+        return Loaded(plan=plan_roles(roles, hardware, nodes), foreign=draft, rules=rules, made_up=made_up)
     config = draft.job.cluster
     if len(flags.hardware) > 1:
         many = "both" if len(flags.hardware) == 2 else "all"

@@ -32,7 +32,8 @@ def domains_of(topology: Topology, level: str) -> dict[Place, str | None]:
     label = label_of(topology, level)
     found: dict[Place, str | None] = {}
     for rank, node in enumerate(topology.nodes):
-        own = str(rank) if level == NODE else dict(node.labels).get(label or "")
+        # Ray and Kubernetes have labels with empty values, which say nothing.
+        own = str(rank) if level == NODE else dict(node.labels).get(label or "") or None
         found[rank, -1] = own
         for local, item in enumerate(node.accelerators):
             has_own = item.labels and level != NODE

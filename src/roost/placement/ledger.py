@@ -21,7 +21,7 @@ from roost.text import join_words, size_text
 
 _MOST_TRIED = 100_000
 """So many sets of roles that have switched are tried for a change: all of 16 roles that give and take."""
-_GIB = 2**30
+_GIB, _MIB = 2**30, 2**20
 
 
 class Seats(NamedTuple):
@@ -232,13 +232,15 @@ class Ledger:
         for (name, state, key), size in sizes.items():
             role = next(one for one in self.config.roles if one.name == name)
 
-            def changed(least: int, role: RoleMemory = role, state: str = state, key: str = key) -> bool:
+            def changed(step: int, role: RoleMemory = role, state: str = state, key: str = key) -> bool:
+                least = _told_size(step)
                 if not key:
                     return is_enough(_changed(self.config, replace(role, start_host=least)))
                 states = {**role.states, state: role.states[state]._replace(**{key: least})}
                 return is_enough(_changed(self.config, replace(role, states=states)))
 
-            if left := _round_down(_largest(size - 1, changed)) if size else 0:
+            smaller = 1014 + (size * 10 - 1) // _GIB if size > _GIB else (size - 1) // _MIB
+            if left := _told_size(_largest(smaller, changed)):
                 kind = "" if key in ("device", "") else f" {key}"
                 yield left / size, f"{name} {state}{kind} at most {_size(left)}"
 
@@ -393,20 +395,22 @@ def _scaled(config: MemoryConfig, percent: int) -> MemoryConfig:
 
 def _largest(most: int, fits: Callable[[int], bool]) -> int:
     """Return the largest number up to `most` that fits, where all smaller ones fit as well; 0 if none does."""
-    low = 0
+    if most < 1 or not fits(1):
+        return 0
+    low = 1
     while low < most:
         middle = (low + most + 1) // 2
         low, most = (middle, most) if fits(middle) else (low, middle - 1)
     return low
 
 
-def _round_down(size: int) -> int:
-    step = _GIB // 10 if size >= _GIB else 2**20
-    return size // step * step
+def _told_size(step: int) -> int:
+    """Return one of the sizes that hints tell: whole MiB, and from 1 GiB, which is number 1024, tenths of a GiB."""
+    return step * _MIB if step < 1024 else (step - 1014) * _GIB // 10
 
 
 def _size(size: int) -> str:
-    return f"{size / _GIB:.1f}GiB".replace(".0GiB", "GiB") if size >= _GIB else f"{size // 2**20}MiB"
+    return f"{size / _GIB:.1f}GiB".replace(".0GiB", "GiB") if size >= _GIB else f"{size // _MIB}MiB"
 
 
 def start_at_once_problems(config: MemoryConfig) -> list[Problem]:

@@ -44,6 +44,8 @@ def solve(demands: Sequence[Demand], domains: Mapping[str, Sequence[str | None]]
     >>> solve([near], {"nvlink": ["a", "b", "b", "a", "a"]})
     {'actor': [0, 3, 1, 2]}
     """
+    if sum(math.prod(one.sizes) for one in demands) > len(frozenset[int]().union(*(one.allowed for one in demands))):
+        return None  # before the ranks of a mesh that is far too large are listed
     return _Search(demands, domains).run()
 
 
@@ -148,8 +150,6 @@ class _Search:
         failed: set[object] = set()
         stack: list[Iterator[int]] = []
         has_gone_back = False
-        if sum(math.prod(one.sizes) for one in self.demands) > sum(self.room):
-            return None
         while len(self.chosen) < len(self.turns):
             if len(stack) == len(self.chosen):
                 # Until something fails there is little to learn from looking ahead.

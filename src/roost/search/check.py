@@ -3,9 +3,8 @@
 A proof has the problem, a placement, a schedule that keeps its step time, and a tree of all placements. In the tree,
 roles join from the largest count down, ties in the order of the file. A role joins with the devices of group i (`=i`),
 or on some of them that no other has (`<i`); the first groups are all devices of each kind. Each way is listed with why
-nothing below it is better: the events of a cycle that takes as long; `memory` if roles on the same devices hold
-more than these have; `room` if the roles that are left lack it in less time; `nodes` if the groups do not fit on the
-nodes; or the ways in which the next role can join.
+nothing below it is better: the events of a cycle that takes as long; `memory` if roles on the same devices lack it;
+`room` if roles that are left lack it in less time; `nodes` if groups do not fit on them; or the ways of the next role.
 """
 
 from __future__ import annotations
@@ -33,32 +32,30 @@ class Branch(NamedTuple):
 def check_proof(proof: Mapping[str, Any]) -> int:
     """Check a proof; raise ConfigError if it does not hold. Return how many branches of the tree it refutes."""
     try:
-        _require(proof["version"] == 1, f"it has version {proof['version']!r}, and this Roost reads 1")
-        _require(proof["digest"] == digest(proof), "its digest does not fit its content, so it was changed")
+        _require(proof.get("version") == 1, f"it has version {proof.get('version')!r}, and this Roost reads 1")
+        _require(proof.get("digest") == digest(proof), "its digest does not fit its content, so it was changed")
         times = (*proof["step_time"], *proof["schedule"].values())
         _require({*map(type, times)} == {int} and times[1] > 0, "its times are not numbers")
         checker = _Checker(Problem.from_dict(proof["problem"]), *proof["step_time"])
         checker.check_schedule([set(proof["ranks"][role.name]) for role in checker.roles], proof["schedule"])
         return checker.check_tree(proof["tree"], Branch(checker.devices, tuple(range(len(checker.roles)))))
-    except ConfigError:
-        raise
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError) as error:
-        raise ConfigError(f"the proof does not hold: {type(error).__name__}: {error}") from None
+        raise ConfigError(f"the proof does not hold: {error}") from None
 
 
 def _require(holds: bool, message: str) -> None:
     if not holds:
-        raise ConfigError(f"the proof does not hold: {message}")
+        raise ConfigError(message)
 
 
 class _Checker:
     def __init__(self, problem: Problem, goal: int, scale: int) -> None:
-        self.goal, self.scale, self.arrows = goal, scale, problem.edges
-        self.limits = problem.limits
+        self.goal, self.scale, self.limits = goal, scale, problem.limits
         self.roles, self.is_stale = problem.roles, bool(problem.weights and problem.weights.staleness)
         self.nodes = list(zip(problem.nodes, problem.kinds, strict=True))
         self.devices = [Group((), size, None, kind) for kind, size in enumerate(problem.devices)]
         self.events = [call.name for call in problem.calls]
+        at = self.events.index
         self.role_of = {call.name: problem.role_index.get(call.role, -1) for call in problem.calls} | {WEIGHTS: -1}
         self.times = {c.name: [{n: t * scale for n, t in own.items()} for own in c.times] for c in problem.calls}
         self.always: list[Edge] = [(one, other, 0, 0) for one, other in problem.edges]
@@ -70,17 +67,14 @@ class _Checker:
             self.times[WEIGHTS] = [{0: weights.time * scale}]
             self.source = {self.role_of[sources[0]]} - {-1}
             self.both = self.source | {self.role_of[targets[0]]} - {-1}
-            first = [call for call in targets if not any(call in self.after(other) for other in targets)]
+            after: set[str] = set()
+            for one, other in sorted(problem.edges, key=lambda edge: at(edge[0])):
+                after |= {other} if one in {*targets, *after} else set()
             self.always += [(call, WEIGHTS, 0, 0) for call in sources]
-            self.always += [(WEIGHTS, call, 0, 1 + weights.staleness) for call in first]
-        at = self.events.index
+            self.always += [(WEIGHTS, call, 0, 1 + weights.staleness) for call in targets if call not in after]
         _require(all(at(a) < at(b) for a, b, _, later in self.always if not later), "its calls are not in flow order")
         self.always += [(event, event, 0, 1) for event in self.events]
         self.ring, self.lacks_nodes = cache(self._ring), cache(self._lacks_nodes)
-
-    def after(self, call: str) -> set[str]:
-        found = {other for one, other in self.arrows if one == call}
-        return found.union(*map(self.after, found))
 
     def check_schedule(self, sets: Sequence[set[int]], starts: Mapping[str, int]) -> None:
         """Check that the placement is legal, and that the schedule keeps its step time."""
@@ -93,13 +87,11 @@ class _Checker:
             _require(is_whole and is_apart and len(own) in role.counts[kind], f"{role.name} has illegal devices")
             groups.append(Group((at,), len(own), None, kind))
         took = self.least(Branch(groups, ()))
-        holders = {tuple(at for at, own in enumerate(sets) if device in own) for device in range(ends[-1])}
-        for roles in holders:
-            is_full = roles and self.is_full(roles, groups[roles[0]].kind)
-            _require(not is_full, "roles on the same devices do not fit in their memory")
+        holders = {tuple(at for at, own in enumerate(sets) if device in own) for device in range(ends[-1])} - {()}
+        _require(not any(self.is_full(own, groups[own[0]].kind) for own in holders), "its devices lack memory")
         for one, other, extra, steps in self.always + [edge for roles in holders for edge in self.ring(roles, False)]:
-            ready = starts[one] + took[one] + extra - steps * self.goal
-            _require(starts[other] >= ready, f"{other} begins before {one} allows it")
+            waits = starts[other] >= starts[one] + took[one] + extra - steps * self.goal
+            _require(waits, f"{other} begins before {one} allows it")
 
     def _ring(self, holders: tuple[int, ...], is_open: bool) -> list[Edge]:
         """Return what the order of events on a device enforces; if open, also if the update's other role joins."""
@@ -125,7 +117,7 @@ class _Checker:
         grown = {way: why for way, why in told.items() if isinstance(why[0], list)}
         for new, why in ((possible[way], told[way]) for way in told.keys() - grown.keys()):
             holds = self.lacks_nodes(new) if why == "nodes" else why == "room" and self.lacks_room(new)
-            holds = holds or (why == "memory" and self.lacks_memory(new))
+            holds = holds or (why == "memory" and any(self.is_full(own, kind) for _, kind, own, _ in self.rings(new)))
             _require(holds or self.is_slow(new, why), f"nothing speaks against {new.groups}")
         return len(told) - len(grown) + sum(self.check_tree(why, possible[way]) for way, why in grown.items())
 
@@ -147,18 +139,13 @@ class _Checker:
     def free(self, groups: Sequence[Group]) -> list[int]:
         return [one.devices - sum(n for _, n, up, _ in groups if up == at) for at, one in enumerate(groups)]
 
-    def rings(self, branch: Branch) -> Iterator[tuple[int, int, list[Edge]]]:
-        """Yield numbers and kinds of devices with what holds on them, whichever of the roles that are left join."""
-        for free, kind, roles in self.holders(branch):
-            yield free, kind, self.ring(tuple(sorted(roles)), not self.both.isdisjoint(branch.left))
-
-    def holders(self, branch: Branch) -> Iterator[tuple[int, int, Sequence[int]]]:
-        """Yield numbers and kinds of devices with the roles that have joined there."""
+    def rings(self, branch: Branch) -> Iterator[tuple[int, int, tuple[int, ...], list[Edge]]]:
+        """Yield numbers and kinds of devices, their roles, and what holds whichever of those that are left join."""
         for (roles, _, up, kind), free in zip(branch.groups, self.free(branch.groups), strict=True):
             while up is not None:
                 roles, up = (*roles, *branch.groups[up].roles), branch.groups[up].parent
             if free:
-                yield free, kind, roles
+                yield free, kind, roles, self.ring(tuple(sorted(roles)), not self.both.isdisjoint(branch.left))
 
     def least(self, branch: Branch) -> dict[str, int]:
         """Return the least time of each event."""
@@ -169,15 +156,11 @@ class _Checker:
     def is_slow(self, branch: Branch, cycle: Sequence[str]) -> bool:
         """Tell whether a cycle of these events holds for every placement below, and is not quicker than the goal."""
         took, gain = self.least(branch), 0
-        rings = [*(ring for _, _, ring in self.rings(branch)), *(self.ring((role,), True) for role in branch.left)]
+        rings = [*(ring for *_, ring in self.rings(branch)), *(self.ring((role,), True) for role in branch.left)]
         for pair in zip(cycle, [*cycle[1:], cycle[0]], strict=True):
             edges = [edge for ring in (self.always, *rings) for edge in ring if edge[:2] == pair]
             gain += max(took[one] + extra - steps * self.goal for one, _, extra, steps in edges)
         return gain >= 0
-
-    def lacks_memory(self, branch: Branch) -> bool:
-        """Tell whether the roles of a group, and of those that it is nested in, hold more than a device has."""
-        return any(self.is_full(roles, kind) for _, kind, roles in self.holders(branch))
 
     def is_full(self, roles: Sequence[int], kind: int) -> bool:
         held = zip(*(self.roles[role].memory for role in roles if self.roles[role].memory), strict=True)
@@ -185,8 +168,8 @@ class _Checker:
 
     def lacks_room(self, branch: Branch) -> bool:
         """Tell whether the roles that are left find too little time on the devices in a step quicker than the goal."""
-        took, usable, needed = self.least(branch), set(), 0
-        room = [(n, kind, sum(took[edge[0]] + edge[2] for edge in ring)) for n, kind, ring in self.rings(branch)]
+        took, usable, needed = self.least(branch), set(), []
+        room = [(n, kind, sum(took[edge[0]] + edge[2] for edge in ring)) for n, kind, _, ring in self.rings(branch)]
         for role in branch.left:
             works = []
             switch = 0 if role in self.both else (self.roles[role].wake + self.roles[role].sleep) * self.scale
@@ -196,10 +179,8 @@ class _Checker:
                 quick = [at for at, (n, of, _) in enumerate(room) if n >= count and of == kind and ends[at] < self.goal]
                 usable.update(quick)
                 works += [count * (ends[at] - room[at][2]) for at in quick]
-            if not works:
-                return True
-            needed += min(works)
-        return needed >= sum(room[at][0] * (self.goal - room[at][2]) for at in usable)
+            needed.append(min(works, default=math.inf))
+        return sum(needed) >= sum(room[at][0] * (self.goal - room[at][2]) for at in usable)
 
     def _lacks_nodes(self, branch: Branch, node: int = 0) -> bool:
         """Tell whether groups do not find their devices on the nodes, on each a multiple of what their workers need."""

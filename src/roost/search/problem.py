@@ -185,16 +185,24 @@ def device_sets(family: Sequence[Group]) -> list[tuple[frozenset[int], int]]:
     return [(roles, free) for roles, free in found if free]
 
 
-def _check_numbers(value: object, is_number: bool = False) -> None:
-    """Check everything below a value of a problem in which all but the named texts are whole numbers."""
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            _check_numbers(item, key not in ("name", "role", "source", "target", "edges", "weights"))
+_NUMBERS = ("time", "wake", "sleep", "devices_per_worker", "staleness")
+_LISTS = {"counts": "nodes"} | dict.fromkeys(("nodes", "kinds", "limits", "memory"), "time")
+"""Keys of lists, each with a key that has what the items of the list are."""
+
+
+def _check_numbers(value: object, key: str = "") -> None:
+    """Check that a problem has whole numbers wherever it has no names."""
+    if key in _NUMBERS or key.isdigit():
+        if type(value) is not int or value < 0:
+            raise ValueError(f"{value!r} is not a whole number")
     elif isinstance(value, list):
         for item in value:
-            _check_numbers(item, is_number)
-    elif is_number and (type(value) is not int or value < 0):
-        raise ValueError(f"{value!r} is not a whole number")
+            _check_numbers(item, _LISTS.get(key, ""))
+    elif key in _LISTS:
+        raise ValueError(f"{key}: {value!r} is not a list")
+    elif isinstance(value, Mapping):
+        for name, item in value.items():
+            _check_numbers(item, name)
 
 
 def digest(content: Mapping[str, Any]) -> str:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+
 import pytest
 import yaml
 from typer.testing import CliRunner
@@ -48,6 +51,16 @@ def test_a_file_is_refused_that_a_dict_of_the_user_s_own_sections_is_not(tmp_pat
     assert make_plan({"cluster": {"component_placement": {"a": "0"}}, "memory": "mine", "keep": 3}, small).names == [
         "a"
     ]
+
+
+@pytest.mark.parametrize(("memory", "hint"), [("5.5GiB", "3.5GiB"), ("3GiB", "1GiB"), ("2.5GiB", "512MiB")])
+def test_the_nearest_size_that_fits_is_told_in_round_numbers(memory, hint):
+    job = yaml.safe_load(JOB)
+    job["memory"] = {"actor": {"train": "4GiB"}, "rollout": {"asleep": "2GiB"}}
+    job["phases"].pop("generate")
+    with pytest.raises(PlacementError) as caught:
+        make_plan(read_run_draft(job), Topology.from_dict(nodes(memory)))
+    assert caught.value.problems[0].hint == f"actor train at most {hint}"
 
 
 def test_the_ledger_names_an_order_and_what_it_does_not_know():
@@ -124,3 +137,99 @@ def test_ranks_by_count_need_not_be_in_the_order_of_the_hardware():
     assert type(plan).from_json(plan.to_json()) == plan
     again = plan.get_strategy("a").get_placement(plan.topology)
     assert [item.rank for item in again] == [0, 1, 2, 3]
+
+
+def test_a_mesh_that_is_far_too_large_is_refused_before_its_ranks_are_listed():
+    job = {
+        "cluster": {"component_placement": {"actor": {"count": 2_000_000}}},
+        "mesh": {"actor": {"dp": 1_000_000, "tp": 2}},
+        "keep": ["actor.tp within node"],
+    }
+    with pytest.raises(PlacementError, match="actor 2000000 by count, and 4 accelerators of 1 nodes are free"):
+        make_plan(job, Topology.from_dict(nodes()))
+
+
+def test_a_label_without_a_value_is_no_domain():
+    topology = Topology.from_shorthand("2x1")
+    named = replace(topology, nodes=tuple(replace(one, labels=(("rack", ""),)) for one in topology.nodes))
+    assert set(domains_of(named, "rack").values()) == {None}
+
+
+VERL = """python3 -m verl.trainer.main_ppo \\
+    actor_rollout_ref.rollout.name=vllm \\
+    actor_rollout_ref.rollout.tensor_model_parallel_size=${TP:-8} \\
+    actor_rollout_ref.actor.strategy=megatron \\
+    actor_rollout_ref.actor.megatron.tensor_model_parallel_size=2 \\
+    trainer.n_gpus_per_node=4 trainer.nnodes=4
+"""
+NEMO_RL = """
+policy:
+  megatron_cfg: {{enabled: true, tensor_model_parallel_size: 1, expert_model_parallel_size: 8}}
+  generation:
+    backend: vllm
+    vllm_cfg: {{tensor_parallel_size: 4, pipeline_parallel_size: 1}}
+    colocated: {{enabled: true, resources: {{num_nodes: null, gpus_per_node: null}}}}
+cluster: {{num_nodes: {nodes}, gpus_per_node: 4, segment_size: {segment}}}
+"""
+
+
+def fabric(tmp_path, domains):
+    """Write an inventory of nodes with 4 accelerators, in these NVLink domains; `-` is a node without a label."""
+    labels = [{} if domain == "-" else {"nvidia.com/gpu.clique": domain} for domain in domains]
+    path = tmp_path / "fabric.yaml"
+    path.write_text(yaml.safe_dump({"nodes": [{"accelerators": 4, "labels": own} for own in labels]}))
+    return ["--inventory", str(path)]
+
+
+@pytest.mark.parametrize(
+    ("domains", "said"),
+    [
+        ("aabb", None),
+        ("abbb", "rollout:0-7 is on nvlink a and b (nodes 0-1)"),
+        ("aab-", "rollout:8-15 is on nvlink b (nodes 2-3), and node 3 without a label for it"),
+        ("----", None),
+    ],
+)
+def test_a_verl_script_whose_tensor_parallel_group_crosses_an_nvlink_domain_is_told_so(roost, tmp_path, domains, said):
+    script = tmp_path / "run.sh"
+    script.write_text(VERL)
+    code, out, err = roost("check", str(script), *fabric(tmp_path, domains))
+    told = [line for line in (out + err).splitlines() if "within nvlink" in line]
+    assert code == 0
+    assert told == ([f"warning: 'rollout.TP within nvlink' does not hold: {said} [preferred]"] if said else [])
+    map_ = roost("plan", str(script), *fabric(tmp_path, domains))[1]
+    assert ("nvlink " in map_) == (domains != "----")
+
+
+@pytest.mark.parametrize(
+    ("domains", "nodes", "segment", "on", "said"),
+    [
+        ("aabb", 4, 2, [0, 1, 2, 3], None),
+        # Whole segments of each domain come first, as NeMo-RL takes them.
+        ("aaabb-", 4, 2, [0, 1, 3, 4], None),
+        ("-abab", 4, 2, [1, 3, 2, 4], None),
+        ("aaab", 4, 2, [0, 1, 2, 3], "policy:8-15 is on nvlink a and b (nodes 2-3)"),
+        ("a-a-", 4, 2, [0, 2, 1, 3], "policy:8-15 is on no nvlink (nodes 1,3), and nodes 1,3 without a label for it"),
+        ("aaab", 4, "null", [0, 1, 2, 3], None),
+        ("----", 4, 2, [0, 1, 2, 3], None),
+    ],
+)
+def test_segment_size_of_nemo_rl_is_a_rule(roost, tmp_path, domains, nodes, segment, on, said):
+    config = tmp_path / "grpo.yaml"
+    config.write_text(NEMO_RL.format(nodes=nodes, segment=segment))
+    arguments = [str(config), "--from", "nemo-rl", *fabric(tmp_path, domains)]
+    code, out, err = roost("check", *arguments)
+    told = [line for line in (out + err).splitlines() if "policy.segment" in line]
+    assert told == ([f"error: 'policy.segment within nvlink' does not hold: {said} [segments]"] if said else [])
+    assert code == (2 if said else 0)
+    plan = json.loads(roost("plan", *arguments, "--format", "json")[1])
+    assert [one["cluster_node_rank"] for one in plan["components"]["policy"]["placements"]][::4] == on
+
+
+@pytest.mark.parametrize(("nodes", "segment"), [(3, 2), (4, -2)])
+def test_a_segment_that_does_not_divide_the_nodes_is_refused(roost, tmp_path, nodes, segment):
+    config = tmp_path / "grpo.yaml"
+    config.write_text(NEMO_RL.format(nodes=nodes, segment=segment))
+    code, out, err = roost("check", str(config), "--from", "nemo-rl", *fabric(tmp_path, "aaaa"))
+    assert code == 2
+    assert f"segment_size is {segment}, which does not divide the {nodes} nodes of policy" in out + err

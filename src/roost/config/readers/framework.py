@@ -72,6 +72,8 @@ class Role:
     """How many consecutive processes work as one: an engine, or a tensor-parallel group."""
     by_count: bool = False
     """Whether the framework asks Ray for a number of GPUs, and Ray chooses which."""
+    segment: int = 0
+    """How many nodes, one after the other, the framework puts into one NVLink domain; 0 if it does not look."""
 
     @classmethod
     def of(cls, name: str, ranks: Iterable[int], *, by_count: bool = True) -> Role:

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from roost.config.readers.framework import Framework, Gpus, Role, Settings, table
 from roost.config.readers.roles import engines, sizes, trained
+from roost.text import plural
 
 _MEGATRON = ("tensor_model", "pipeline_model", "context", "expert_model")
 _GENERATION = "policy.generation"
@@ -21,7 +23,7 @@ _TEACHER = ("num_nodes", "gpus_per_node", *(f"{name}_parallel_size" for name in 
 _ENGINE = ("tensor_parallel_size", "pipeline_parallel_size", "expert_parallel_size")
 _MODELS = "policy, teacher, value, env.reward_model"
 _DEFAULTS = table(f"""
-    cluster: num_nodes=1 gpus_per_node=8
+    cluster: num_nodes=1 gpus_per_node=8 segment_size=null
     {_MODELS}: megatron_cfg.enabled=false megatron_cfg.tensor_model_parallel_size=1 megatron_cfg.context_parallel_size=1
     {_MODELS}: megatron_cfg.pipeline_model_parallel_size=1 megatron_cfg.expert_model_parallel_size=1
     {_MODELS}: dtensor_cfg.enabled=false dtensor_cfg.tensor_parallel_size=1 dtensor_cfg.context_parallel_size=1
@@ -155,7 +157,7 @@ def _lay_out(settings: Settings, gpus: Gpus) -> Iterator[Role | None]:
         return
     ranks = {name: _take(settings, gpus, name, share) for name, share in _shares(settings).items()}
     train = ranks.get("policy", [])
-    yield _model(settings, "policy", "policy", train)
+    yield replace(_model(settings, "policy", "policy", train), segment=_segment(settings, gpus, train))
     sections = {key.partition(".")[0] for key in settings.given}
     if "distillation" in sections:
         several = sorted({key.split(".")[1] for key in settings.given if re.match(r"teachers\.\d+\.", key)}, key=int)
@@ -172,6 +174,16 @@ def _lay_out(settings: Settings, gpus: Gpus) -> Iterator[Role | None]:
     for alias, keys in _teachers(settings).items():
         axes = {axis: keys[f"{axis}_parallel_size"] for axis in _MEGATRON}
         yield _megatron(settings, f"teacher_{alias}", axes, ranks[f"teacher_{alias}"])
+
+
+def _segment(settings: Settings, gpus: Gpus, train: list[int]) -> int:
+    """Return how many nodes of the policy NeMo-RL puts into one NVLink domain."""
+    size, nodes = settings.whole("cluster.segment_size"), len({gpus.node_of(rank) for rank in train})
+    if size < 0 or (size and nodes % size):
+        message = f"segment_size is {size}, which does not divide the {plural(nodes, 'node')} of policy"
+        settings.error("segments", message, "take a number of nodes that it divides", "cluster.segment_size")
+        return 0
+    return size
 
 
 def _take(settings: Settings, gpus: Gpus, name: str, share: tuple[int, int]) -> list[int]:
