@@ -456,6 +456,9 @@ def test_a_group_launched_again_under_the_same_name_is_new_in_every_respect(shar
         third.close()
     with Performer.create_group().launch(shared_cluster, strategy, name="again", replace=True) as group:
         assert group.keep_calling("count").result(60) == [1, 1]
+        assert group.keep_calling(Performer.count).result(60) == [2, 2]
+        with pytest.raises(AttributeError, match="no method '7'"):
+            group.keep_calling(7)
         with pytest.raises(AttributeError, match="no method 'cuont'; did you mean 'count'"):
             group.keep_calling("cuont")
         with pytest.raises(WorkerDied):

@@ -243,7 +243,7 @@ def test_groups_are_launched_at_the_same_time_and_overrides_are_recorded(roost_l
     record = read_record(folder)
     lines = f"run {record.id} in {folder}\n  roost top {record.id}\n  roost watch {record.id}\n"
     assert lines in done.stderr
-    for words in (["top", "base", "--once"], ["top", "latest", "--once"], ["show", "base"]):
+    for words in (["top", record.id, "--once"], ["top", "latest", "--once"], ["show", record.id]):
         assert f"{record.id}: job.yaml" in run(roost_local_cluster, meeting, *words).stdout
     assert record.job.arguments == ["steps=7", "--name", "base", "--note", "a try"]
     assert (record.note, record.project) == ("a try", str(meeting))

@@ -265,19 +265,20 @@ class WorkerGroup(Generic[Class]):
     ) -> CallResult[Value]: ...
     def call(self, method: Any, /, *args: Any, **kwargs: Any) -> CallResult[Any]:
         """Call a method by its name, which the group itself may use; or as `Actor.train`, which editors check."""
-        method = method if isinstance(method, str) else getattr(method, "__name__", str(method))
+        method = _method_name(method)
         self._check_call(method)
         return self._members.call(method, self._ranks, [pack_call(method, args, kwargs)] * len(self._ranks))
 
-    def keep_calling(self, method: str, /, *args: Any, **kwargs: Any) -> Future[list[Any]]:
+    def keep_calling(self, method: str | Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[list[Any]]:
         """Call a method, and again on each rank that dies in it and is restarted; return a future of the values.
 
         For a loop over a channel that can begin again in a new process. `launch(restarts=)` says how often; the future
         has the death of a rank after that, or the first other exception.
         """
-        self._check_call(method)
+        name = _method_name(method)
+        self._check_call(name)
         tries = {rank: 1 + self._members.restarts_left(rank) for rank in self._ranks}
-        return keep_calling(lambda rank: self.on(rank).call(method, *args, **kwargs), tries)
+        return keep_calling(lambda rank: self.on(rank).call(name, *args, **kwargs), tries)
 
     def map(
         self,
@@ -384,6 +385,11 @@ class WorkerGroup(Generic[Class]):
         close = did_you_mean(method, self._members.methods)
         has = f"did you mean {close!r}?" if close else f"it has {shorten(', '.join(self._members.methods), 200)}"
         raise AttributeError(f"the workers of {self.name!r} have no method {method!r}; {has}")
+
+
+def _method_name(method: object) -> str:
+    """Return the name of a method that is named, or given as `Actor.train`."""
+    return method if isinstance(method, str) else str(getattr(method, "__name__", method))
 
 
 def _meant(signature: inspect.Signature, given: Iterable[str]) -> str:

@@ -130,10 +130,6 @@ def find_run(name: str) -> Path:
         hint = f"there {others} of other projects: `roost runs --all` lists them"
         raise ConfigError(f"this project, {project}, has no runs yet", hint=hint)
     known = {run.id: run.folder for run in found}
-    # Another project may have been the first with this name, and its run then has the id.
-    called = [run for run in found if run.id != name == run.folder.name]
-    if called and (own := [run.folder for run in called if run.is_of(project_of(Path.cwd()))]):
-        return own[0]
     fitting = [name] if name in known else sorted(item for item in known if name and item.startswith(name))
     if len(fitting) == 1:
         return known[fitting[0]]
