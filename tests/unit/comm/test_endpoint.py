@@ -33,6 +33,7 @@ from roost.comm.devices import DeviceLock
 from roost.comm.messages import Messages
 from roost.comm.move.cuda import DeviceMemory
 from roost.comm.move.loans import Lending, Loan, _here
+from roost.comm.move.memory import copy
 from roost.comm.process import JobDirectory, PlainDirectory, _plain_directory
 from roost.comm.wire.connection import Kind, PeerInfo
 from roost.comm.wire.endpoint import Endpoint, Listing, own_instance
@@ -266,6 +267,41 @@ def test_one_that_keeps_many_arrays_has_copies_of_them_and_leaves_shared_memory_
     assert [(int(array[0]), int(array[-1])) for array in kept] == [(value, value) for value in range(200)]
     del kept
     wait_until(lambda: pool.counts["used"] == 0, "all memory is back")
+    pair.close()
+
+
+def test_ctrl_c_while_scarce_memory_is_copied_loses_nothing(monkeypatch):
+    pair = Pair(is_near=True)
+    meet(pair)
+    kept = []
+    for value in range(40):
+        pair.one.send(np.full(1 << 17, value, np.uint8), "b:0")
+        kept.append(pair.two.receive("a:0").wait(30))
+    pressed = []
+
+    sender = threading.Thread(
+        target=lambda: [pair.one.send(np.full(1 << 17, value, np.uint8), "b:0") for value in (40, 41)]
+    )
+
+    def copy_and_press(source, target, size):
+        copy(source, target, size)
+        # Not while the sender copies.
+        if threading.current_thread() is not sender and not pressed:
+            pressed.append(True)
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr("roost.comm.wire.peer.copy", copy_and_press)
+    first, second = pair.two.receive("a:0"), pair.two.receive("a:0")
+
+    def send_and_wait():
+        sender.start()
+        first.wait(30)
+        second.wait(30)
+
+    with pytest.raises(KeyboardInterrupt):
+        send_and_wait()
+    assert [int(handle.wait(30)[-1]) for handle in (first, second)] == [40, 41]
+    assert [int(array[-1]) for array in kept] == list(range(40))
     pair.close()
 
 
