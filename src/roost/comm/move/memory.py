@@ -26,9 +26,11 @@ _STEP = 1 << 20
 _KEPT_BYTES = 1 << 28
 """How much a pool keeps of what came back: of private memory, what was not used for a while."""
 _MOST_BYTES = 1 << 30
-"""How much shared memory of a pool may be in use: what is larger goes through the socket."""
 _MOST_PIECES = 64
-"""Each piece of shared memory takes a descriptor."""
+"""How much shared memory of a pool may be in use before it is scarce; each piece takes a descriptor."""
+_MORE_BYTES = 1 << 28
+_MORE_PIECES = 16
+"""How much more there may be, for what is copied at once: what is beyond that goes through the socket."""
 _FAILED = ctypes.c_void_p(-1).value
 
 
@@ -92,7 +94,8 @@ class Pool:
                 self._unused_bytes = min(self._unused_bytes, self._free_bytes)
                 self._used.add(found)
                 return found
-            if self._later is None and (self._bytes + size > _MOST_BYTES or len(self._used) >= _MOST_PIECES):
+            has_many = len(self._used) >= _MOST_PIECES + _MORE_PIECES
+            if self._later is None and (has_many or self._bytes + size > _MOST_BYTES + _MORE_BYTES):
                 return None
         rounded = -(-size // _STEP) * _STEP
         try:
@@ -153,8 +156,8 @@ class Pool:
 
     @property
     def is_scarce(self) -> bool:
-        """Whether half of what may be in use is: then memory should come back at once."""
-        return len(self._used) > _MOST_PIECES // 2 or self._bytes - self._free_bytes > _MOST_BYTES // 2
+        """Whether so much is in use that it should come back at once."""
+        return len(self._used) > _MOST_PIECES or self._bytes - self._free_bytes > _MOST_BYTES
 
     @property
     def counts(self) -> dict[str, int]:
