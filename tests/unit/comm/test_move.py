@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import weakref
 from collections.abc import Callable
 
 import numpy as np
@@ -106,17 +105,6 @@ def private():
     return Pool(lambda _seconds, function: later.append(function)), later
 
 
-def test_pieces_of_private_memory_do_not_touch_each_other(private):
-    pool, _ = private
-    pieces = {size: [pool.take(size) for _ in range(5)] for size in (1 << 16, 100_000, 1 << 20, (1 << 23) + 1, 1 << 26)}
-    for number, piece in enumerate(all_of := [piece for some in pieces.values() for piece in some]):
-        np.frombuffer(piece.map, np.uint8)[:] = number
-    for number, piece in enumerate(all_of):
-        assert (np.frombuffer(piece.map, np.uint8) == number).all()
-    for size, some in pieces.items():
-        assert all(size <= piece.size <= 1.25 * size + mmap.PAGESIZE for piece in some)
-
-
 def test_private_memory_that_was_not_used_for_a_while_goes_back_to_the_system(private, monkeypatch):
     monkeypatch.setattr("roost.comm.move.memory._KEPT_BYTES", 8 << 20)
     pool, later = private
@@ -145,15 +133,3 @@ def test_private_memory_that_was_not_used_for_a_while_goes_back_to_the_system(pr
     for number, piece in enumerate(again):
         np.frombuffer(piece.map, np.uint8)[:] = number
     assert [int(piece.map[-1]) for piece in again] == list(range(64))
-
-
-def test_a_block_is_unmapped_once_no_piece_of_it_is_used(private, monkeypatch):
-    monkeypatch.setattr("roost.comm.move.memory._KEPT_BYTES", 0)
-    pool, later = private
-    pieces = [pool.take(1 << 20) for _ in range(40)]
-    blocks = [weakref.ref(piece.block.map) for piece in (pieces[0], pieces[-1])]
-    while pieces:
-        pool.give(pieces.pop())
-    while later:
-        later.pop()()
-    assert [block() for block in blocks] == [None, None]

@@ -1,9 +1,9 @@
 """Memory for large buffers: shared by the processes of a node, or private; kept to be used again.
 
 The first use of fresh memory costs up to fifteen times as much as copying into it. So a pool keeps what comes back, up
-to a limit. It cuts private memory from blocks, in huge pages where the system has them, and returns what was not used
-for a while. Shared memory has no name: a process passes its descriptor to another one through a socket, and the kernel
-frees it when the last process that has it is gone, however that ended.
+to a limit; of private memory it keeps all that was used within the last seconds. Shared memory has no name: a process
+passes its descriptor to another one through a socket, and the kernel frees it when the last process that has it is
+gone, however that ended.
 """
 
 from __future__ import annotations
@@ -23,27 +23,36 @@ import numpy as np
 from roost.comm.limits import KEPT_SECONDS
 
 _STEP = 1 << 20
-_BLOCK = 1 << 25
-"""Pieces of up to a quarter of it share a block."""
 _KEPT_BYTES = 1 << 28
 """How much a pool keeps of what came back: of private memory, what was not used for a while."""
 _MOST_BYTES = 1 << 30
-"""How much shared memory of a pool may be in use: what is larger goes through the socket."""
 _MOST_PIECES = 64
-"""Each piece of shared memory takes a descriptor."""
+"""How much shared memory of a pool may be in use before it is scarce; each piece takes a descriptor."""
+_MORE_BYTES = 1 << 28
+_MORE_PIECES = 16
+"""How much more there may be, for what is copied at once: what is beyond that goes through the socket."""
 _FAILED = ctypes.c_void_p(-1).value
 
 
 class Memory:
     """A piece of memory; a shared one has a descriptor, which it closes."""
 
-    __slots__ = ("__weakref__", "block", "fd", "map", "size")
+    __slots__ = ("__weakref__", "fd", "map", "size")
 
-    def __init__(self, size: int, fd: int, block: _Block | None = None, at: int = 0) -> None:
+    def __init__(self, size: int, fd: int) -> None:
         self.fd = fd
         self.size = size
-        self.block = block
-        self.map: memoryview = _mapped(size, fd) if block is None else block.map[at : at + size]
+        # Python's own `mmap` would keep a second descriptor for each, which before Python 3.13 cannot be helped.
+        libc = standard_library()
+        flags = mmap.MAP_SHARED if fd >= 0 else mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        address = libc.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, 0)
+        if address in (None, _FAILED):
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+        mapped = (ctypes.c_ubyte * size).from_address(address)
+        # It is unmapped when nothing looks at it any more.
+        weakref.finalize(mapped, libc.munmap, address, size).atexit = False
+        self.map = memoryview(mapped).cast("B")
 
     def borrow(self, size: int, give_back: Callable[[], None]) -> tuple[memoryview, weakref.finalize[Any, Any]]:
         """Return its first bytes, and what calls `give_back` when no object uses them any more, in any thread."""
@@ -58,19 +67,6 @@ class Memory:
             os.close(self.fd)
 
 
-class _Block:
-    """Private memory that is cut into pieces of one size."""
-
-    __slots__ = ("count", "fresh", "map")
-
-    def __init__(self, size: int) -> None:
-        self.count: int = max(1, _BLOCK // size) if size <= _BLOCK // 4 else 1
-        self.map = _mapped(size * self.count, -1)
-        _advise(self.map, mmap.MADV_HUGEPAGE)
-        self.fresh = [Memory(size, -1, self, number * size) for number in range(self.count)]
-        """The pieces that take no memory."""
-
-
 class Pool:
     """Hands out memory and takes it back."""
 
@@ -82,7 +78,6 @@ class Pool:
         self._free: dict[int, deque[Memory]] = {}
         """By size, the one last that had a piece come back last."""
         self._used: set[Memory] = set()
-        self._blocks: set[_Block] = set()
         self._bytes = self._free_bytes = 0
         self._unused_bytes = 0
         """How much was free all the time since that was looked at last."""
@@ -99,28 +94,19 @@ class Pool:
                 self._unused_bytes = min(self._unused_bytes, self._free_bytes)
                 self._used.add(found)
                 return found
-            if self._later is None and (self._bytes + size > _MOST_BYTES or len(self._used) >= _MOST_PIECES):
+            has_many = len(self._used) >= _MOST_PIECES + _MORE_PIECES
+            if self._later is None and (has_many or self._bytes + size > _MOST_BYTES + _MORE_BYTES):
                 return None
-            try:
-                made = self._make(size)
-            except OSError:
-                # No memory, or no descriptor.
-                return None
+        rounded = -(-size // _STEP) * _STEP
+        try:
+            made = Memory(rounded, _shared_file(rounded) if self._later is None else -1)
+        except OSError:
+            # No memory, or no descriptor.
+            return None
+        with self._lock:
             self._used.add(made)
-            self._bytes += made.size
+            self._bytes += rounded
         return made
-
-    def _make(self, size: int) -> Memory:
-        if self._later is None:
-            rounded = -(-size // _STEP) * _STEP
-            return Memory(rounded, _shared_file(rounded))
-        # Few sizes, so that pieces are used again, and little that no piece uses.
-        step = max(mmap.PAGESIZE, 1 << size.bit_length() >> 3)
-        rounded = -(-size // step) * step
-        block = next((block for block in self._blocks if block.fresh and block.fresh[0].size == rounded), None)
-        if block is None:
-            self._blocks.add(block := _Block(rounded))
-        return block.fresh.pop()
 
     def give(self, memory: Memory) -> None:
         """Take back memory that no process uses."""
@@ -156,17 +142,10 @@ class Pool:
             if not pieces:
                 del self._free[size]
                 continue
-            memory = pieces.popleft()
+            pieces.popleft()
             surplus -= size
             self._bytes -= size
             self._free_bytes -= size
-            if (block := memory.block) is not None:
-                _advise(memory.map, mmap.MADV_DONTNEED)
-                block.fresh.append(memory)
-                if len(block.fresh) == block.count:
-                    self._blocks.discard(block)
-                    # They refer to it, so that it would wait for the collector.
-                    block.fresh.clear()
 
     def drop(self, memory: Memory) -> None:
         """Forget memory that another process may still use, although this one does not hear from it."""
@@ -177,8 +156,8 @@ class Pool:
 
     @property
     def is_scarce(self) -> bool:
-        """Whether half of what may be in use is: then memory should come back at once."""
-        return len(self._used) > _MOST_PIECES // 2 or self._bytes - self._free_bytes > _MOST_BYTES // 2
+        """Whether so much is in use that it should come back at once."""
+        return len(self._used) > _MOST_PIECES or self._bytes - self._free_bytes > _MOST_BYTES
 
     @property
     def counts(self) -> dict[str, int]:
@@ -200,27 +179,7 @@ def standard_library() -> ctypes.CDLL:
     libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *(ctypes.c_int,) * 3, ctypes.c_long)
     libc.mmap.restype = ctypes.c_void_p
     libc.munmap.argtypes = ctypes.c_void_p, ctypes.c_size_t
-    libc.madvise.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
     return libc
-
-
-def _mapped(size: int, fd: int) -> memoryview:
-    """Map memory, shared if there is a descriptor, until nothing looks at it any more."""
-    # Python's own `mmap` would keep a second descriptor for each, which before Python 3.13 cannot be helped.
-    libc = standard_library()
-    flags = mmap.MAP_SHARED if fd >= 0 else mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    address = libc.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, 0)
-    if address in (None, _FAILED):
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
-    mapped = (ctypes.c_ubyte * size).from_address(address)
-    weakref.finalize(mapped, libc.munmap, address, size).atexit = False
-    return memoryview(mapped).cast("B")
-
-
-def _advise(memory: memoryview, advice: int) -> None:
-    """Tell the system how memory is used; where it does not know the advice, nothing is lost."""
-    standard_library().madvise(ctypes.addressof(ctypes.c_ubyte.from_buffer(memory)), memory.nbytes, advice)
 
 
 def _shared_file(size: int) -> int:

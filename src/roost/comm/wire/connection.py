@@ -26,7 +26,7 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from roost.comm.limits import READ_SECONDS
-from roost.comm.move.memory import Memory, copy
+from roost.comm.move.memory import Memory
 from roost.comm.wire.loop import SPACE, Handle, Loop
 
 if TYPE_CHECKING:
@@ -504,23 +504,18 @@ class Connection:
         elif kind == Kind.BEGIN:
             self._is_deaf = False
 
-    def _borrow(self, peer: Peer, size: int, number: int) -> SharedBuffer | memoryview | None:
-        is_scarce, number = number & IS_SCARCE, number & ~IS_SCARCE
+    def _borrow(self, peer: Peer, size: int, number: int) -> SharedBuffer | None:
+        is_scarce, number = bool(number & IS_SCARCE), number & ~IS_SCARCE
         memory = self._maps[number]
         if memory is None or self._is_deaf:
             return None
-        if is_scarce:
-            target = peer.allocate(size)
-            copy(memory.map, target, size)
-            peer.send(Kind.FREE, number)
-            return target
         view, finalizer = memory.borrow(size, lambda: self._loop.call(lambda: peer.send(Kind.FREE, number)))
 
         def give_back() -> None:
             if finalizer.detach() is not None:
                 peer.send(Kind.FREE, number)
 
-        return SharedBuffer(memory, view, give_back)
+        return SharedBuffer(memory, view, give_back, is_scarce)
 
     def _greet(self) -> Generator[int, bytes, None]:
         """Prove to know the secret, and have the other end prove it. What is read here is not trusted."""

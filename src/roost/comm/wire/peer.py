@@ -35,7 +35,7 @@ from roost.comm.wire.connection import (
     PeerInfo,
     SharedBuffer,
 )
-from roost.comm.wire.loop import Handle
+from roost.comm.wire.loop import Handle, uninterrupted
 from roost.errors import WorkerDied
 
 if TYPE_CHECKING:
@@ -344,6 +344,22 @@ class Peer:
 
     def take(self, frame: Frame) -> None:
         """Take the next frame in. What goes wrong with it is its own error, and the next one comes all the same."""
+        if frame.buffers and any(isinstance(one, SharedBuffer) and one.is_scarce for one in frame.buffers):
+            # Otherwise memory might come back of a frame that was interrupted here, and has to be sent again.
+            with uninterrupted():
+                frame.buffers = [self._own(one) if isinstance(one, SharedBuffer) else one for one in frame.buffers]
+                self._hand_on(frame)
+        else:
+            self._hand_on(frame)
+
+    def _own(self, buffer: SharedBuffer) -> memoryview:
+        """Copy a buffer, and return its memory."""
+        target = self.allocate(buffer.nbytes)
+        copy(buffer.view, target, buffer.nbytes)
+        buffer.give_back()
+        return target
+
+    def _hand_on(self, frame: Frame) -> None:
         self.received += 1
         try:
             kind = frame.kind
