@@ -102,7 +102,7 @@ def test_a_program_in_rlinf_s_words():
         assert info.accelerator_type == AcceleratorType.NV_GPU
         assert [piece.type for piece in info.hardware_infos] == ["Accelerator"]
         # There is no device here that torch could see.
-        assert group.execute_on(1).seen().wait() == [([5], True, "nvidia", None)]
+        assert group.execute_on(1).seen().wait() == [(("1",), True, "nvidia", None)]
         first, second = group.execute_on(0).ports().wait()[0]
         assert first != second
         timed = group.timed()

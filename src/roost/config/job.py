@@ -334,7 +334,7 @@ def _bare_components(value: Value) -> dict[str, Pair]:
         if not bare or "component_placement" in keys or len(bare) > _MOST_COMPONENTS or any(slips):
             return {}
         pairs = read_fields(value, notes, "cluster")
-        found = {name: pair for name, pair in pairs.items() if name in bare}
+        found = {name: pair for name, pair in pairs.items() if name not in CLUSTER_FIELDS.fields}
         for name, pair in found.items():
             _read_component(name, pair.value, notes)
         if not notes.problems and not any(describe(pair.value).strip("'").isdecimal() for pair in found.values()):

@@ -72,6 +72,7 @@ def test_components_without_their_level_are_read_where_they_can_be_nothing_else(
         ({"actor": {"placements": "0-7"}}, "cluster has no key 'actor'"),
         ({"actor": None}, "cluster has no key 'actor'"),
         ({"actor": "0-7", "tracer": "all"}, "it is for RLinf's tracer"),
+        ({"a" * 300: "0-3", "actor": "0-7"}, "has 300 characters"),
         ({"num_nodes": 1}, "cluster lacks 'component_placement'"),
         ({"actor": "0-3", "component_placement": {"rollout": "4-7"}}, "one level deeper"),
     ],

@@ -30,11 +30,12 @@ def __getattr__(name: str) -> Any:
 def _arguments() -> Any:
     """Return a copy of `slime.utils.arguments` whose `parse_args` notes which flags its parsers have."""
     module = load_theirs("slime.utils.arguments", "parse_args", "slime_validate_args")
-    parse, validate, parse_known = module.parse_args, module.slime_validate_args, ArgumentParser.parse_known_args
+    parse, validate = module.parse_args, module.slime_validate_args
 
     def parse_args(*given: Any, **options: Any) -> Namespace:
         """Return slime's arguments; end the program for a flag that none of the parsers has."""
         known: set[str] = set()
+        parse_known = ArgumentParser.parse_known_args
 
         def noting(parser: ArgumentParser, *words: Any, **more: Any) -> Any:
             # Python has no public way to the flags of a parser.
