@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import Future
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -19,6 +20,7 @@ from roost import (
     AcceleratorType,
     ConfigError,
     DeclaredHardware,
+    FlexiblePlacementStrategy,
     NodeInfo,
     OutcomeKind,
     PackedPlacementStrategy,
@@ -115,6 +117,47 @@ def test_a_workers_environment_is_the_plans_plus_what_the_caller_adds():
 
 def test_the_caller_can_set_another_address_for_rank_0():
     assert specs(MASTER_ADDR="ib0")[1].variables["MASTER_ADDR"] == "ib0"
+
+
+def numa_node(rank: int, *at: int | None) -> NodeInfo:
+    """A node with the cores 0-3 and 4-7 at NUMA nodes 0 and 1, and accelerators at these."""
+    accelerators = tuple(replace(gpu(index), numa=number) for index, number in enumerate(at))
+    return node(rank, accelerators=accelerators, numa=((0, (0, 1, 2, 3)), (1, (4, 5, 6, 7))))
+
+
+@pytest.mark.parametrize(
+    ("at", "ranks", "cores", "numa"),
+    [
+        ((0, 1), [[0], [1]], [(0, 1, 2, 3), (4, 5, 6, 7)], [0, 1]),
+        ((1, 1), [[0, 1]], [(4, 5, 6, 7)], [1]),
+        ((0, 1), [[0, 1]], [(0, 1, 2, 3, 4, 5, 6, 7)], [None]),
+        ((1, None), [[0], [1]], [(4, 5, 6, 7), ()], [1, None]),
+        ((0, 5), [[0], [1]], [(0, 1, 2, 3), ()], [0, None]),
+    ],
+)
+def test_a_worker_is_planned_on_the_cores_of_its_accelerators(at, ranks, cores, numa):
+    topology, nodes = Topology.from_shorthand("1x2"), [numa_node(0, *at)]
+    made = plan(topology, nodes, strategy=FlexiblePlacementStrategy(ranks)).specs
+    assert ([spec.cores for spec in made], [spec.numa for spec in made]) == (cores, numa)
+    free = plan(topology, nodes, strategy=FlexiblePlacementStrategy(ranks), bind="none").specs
+    assert {(spec.cores, spec.numa) for spec in free} == {((), None)}
+
+
+def test_where_the_machine_says_nothing_nothing_is_bound():
+    assert {spec.cores for spec in specs()} == {()}
+    assert {spec.cores for spec in plan(Topology.from_shorthand("1x0"), [numa_node(0)]).specs} == {()}
+
+
+@pytest.mark.parametrize("bind", [None, "", 1, b"numa", "core", ["numa"], {}, object()])
+def test_only_known_ways_to_bind_are_taken(bind):
+    with pytest.raises(ConfigError, match=r"bind is .*: it is 'numa' or 'none'"):
+        plan(Topology.from_shorthand("2x2"), NODES, bind=bind)
+
+
+def test_a_worker_on_other_cores_than_planned_is_named():
+    (spec, _) = plan(Topology.from_shorthand("1x2"), [numa_node(0, 0, 1)]).specs
+    said = [differences(spec, report(visible="0", cores=cores), NODES) for cores in ((0, 1, 2, 3), (0, 5), ())]
+    assert said == [[], ["it runs on cores 0,5, and planned are 0-3"], []]
 
 
 def test_without_accelerators_there_is_a_worker_on_each_node():

@@ -107,6 +107,7 @@ class GroupDraft(Generic[Class]):
         restarts: int = 0,
         reserve: bool = True,
         share: float | None = None,
+        bind: str = "numa",
     ) -> WorkerGroup[Class]:
         """Start one worker for each placement, all together, and wait until every one is ready.
 
@@ -119,6 +120,7 @@ class GroupDraft(Generic[Class]):
         - `restarts`: how often each rank is restarted in its place when its worker dies.
         - `reserve`: reserve the accelerators on Ray; without it other jobs may get them too.
         - `share`: the part of each of its accelerators that a worker uses; on one accelerator they add up to 1 at most.
+        - `bind`: `"numa"`: on the cores and memory near its accelerators, where the machine tells; or `"none"`.
         """
         if not isinstance(cluster, Cluster):
             kind = type(cluster).__name__
@@ -143,6 +145,7 @@ class GroupDraft(Generic[Class]):
             restarts=restarts,
             reserve=reserve,
             share=share,
+            bind=bind,
         )
         remote: Any = ray.remote(make_actor_class(cls_name, self._methods))
         own = (self._cls, *self._args), self._kwargs
