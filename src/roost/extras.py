@@ -1,4 +1,4 @@
-"""What the light install leaves out, and how to add it."""
+"""The packages that the light install leaves out, and how to add them."""
 
 from __future__ import annotations
 

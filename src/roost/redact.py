@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 HIDDEN = "***"
-"""What is shown in place of a secret."""
+"""Shown in place of a secret."""
 
 _SECRET = re.compile(
     r"SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|AUTH_?(TOKEN|KEY)|_(PWD|PAT)$"

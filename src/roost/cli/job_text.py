@@ -17,7 +17,7 @@ _CALLS = {
     "critic": "train",
     "actor": "train",
 }
-"""What a role does in a step, by the beginning of its name, in the order of a step."""
+"""The work of a role in a step, by the beginning of its name, in the order of a step."""
 
 
 def job_text(loaded: Loaded, name: str) -> str:

@@ -123,7 +123,7 @@ class Loaded:
     foreign: ForeignJob | None = None
     """The job of another framework that it is the plan of."""
     ledger: Ledger | None = None
-    """What the workers hold in memory, if the job says."""
+    """The memory of the workers, if the job says it."""
     rules: RulesConfig | None = None
     """The rules about domains, if the job has any."""
     made_up: bool = False
@@ -131,7 +131,7 @@ class Loaded:
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """What is wrong with the plan or worth knowing: what the framework refuses first."""
+        """The remarks on the plan, first what the framework refuses."""
         found = tuple(item for item in lint(self.plan) if not (self.made_up and item.code == "idle"))
         if self.ledger is not None:
             over = [

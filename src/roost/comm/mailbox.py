@@ -1,4 +1,4 @@
-"""What arrived and what is waited for, as plain state: the k-th receive from a peer gets its k-th message.
+"""Messages that arrived and receives that wait, as plain state: the k-th receive from a peer gets its k-th message.
 
 No sockets, no clock. Whoever holds the endpoint's lock may call it.
 """

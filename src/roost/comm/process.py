@@ -30,7 +30,7 @@ _lock = threading.RLock()
 _made: dict[tuple[int, str, str], Messages] = {}
 """By process, job and name: what was made. A process has one name, except in tests without Ray."""
 _plain_secret = secrets.token_bytes(32)
-"""What the workers of a process without Ray know, and its forks."""
+"""The secret of the workers of a process without Ray, and of its forks."""
 
 
 class JobDirectory:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class TalkingWorker:
-    """What a worker says to others and shares with them."""
+    """A worker's means of talking to others: messages, tensors, channels and collectives."""
 
     _roost_is_base = True
     _identity: WorkerIdentity

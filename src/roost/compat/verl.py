@@ -40,7 +40,7 @@ def __getattr__(name: str) -> Any:
 
 
 class _PlacementGroups(list[PlacementGroup]):
-    """What verl passes around for a pool: Ray's placement groups, and the seats of Roost behind them."""
+    """A pool as verl passes it around: Ray's placement groups, and the seats of Roost behind them."""
 
     def __init__(self, seats: Pool) -> None:
         super().__init__(seats.placement_groups)

@@ -100,7 +100,7 @@ class Amount(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleMemory:
-    """What a worker of a role holds in each state, and while it starts."""
+    """The memory that a worker of a role holds in each state, and while it starts."""
 
     name: str
     states: Mapping[str, Amount]
@@ -124,7 +124,7 @@ class Phase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryConfig:
-    """What the roles hold, and the phases in their order; the first follows the last."""
+    """The roles' memory, and the phases in their order; the first follows the last."""
 
     roles: tuple[RoleMemory, ...]
     phases: tuple[Phase, ...]

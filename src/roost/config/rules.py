@@ -15,6 +15,8 @@ from roost.text import join_words, shorten
 
 _MOST = 64
 """Axes of a mesh, and rules: far more than any job has."""
+_LONGEST = 1_000
+"""Characters of a rule: names and labels are shorter."""
 _SIZE = whole(1, 2_000_000)
 _KEEP = re.compile(r"\s*(prefer\s+)?(\S+)\s+within\s+(\S+)\s*")
 _SPREAD = re.compile(r"\s*(prefer\s+)?(\S+)\s+across\s+([^\s,]+)\s*(?:,?\s*at\s+least\s+([0-9]{1,7})\s*)?")
@@ -145,7 +147,8 @@ def _read_rule(
     notes: Notes,
 ) -> Rule | None:
     match = (_KEEP if name == "keep" else _SPREAD).fullmatch(text)
-    if match is None:
+    # `actor. within rack` lacks the axis, and would be about all of actor.
+    if match is None or "" in match[2].split(".")[1:] or len(text) > _LONGEST:
         notes.config(value, f"{name}: {shorten(text)!r} is not a rule", f"write {_EXAMPLES[name]}")
         return None
     is_preferred, who, level = bool(match[1]), match[2], match[3]

@@ -16,11 +16,12 @@ from roost.config.node_groups import WORKER_VARIABLES
 from roost.config.overrides import override
 from roost.config.reading import Notes, known_hint, read_fields
 from roost.config.rules import KEEP_FIELDS, MESH_FIELDS, SPREAD_FIELDS, RulesConfig, read_rules
-from roost.config.values import MODULES, PLAIN_LIST, PLAIN_MAPPING, SHARE, TARGET, by_name, variables, whole
+from roost.config.values import MODULES, PLAIN_LIST, PLAIN_MAPPING, SHARE, TARGET, by_name, choice, variables, whole
 from roost.config.yaml_file import parse_text
 from roost.errors import Where
 from roost.text import did_you_mean
 
+BINDS = ("numa", "none")
 MOST_CONCURRENCY = 10_000
 """Ray starts a thread for each call at a time: with far more of them, a worker dies while it starts."""
 
@@ -34,6 +35,11 @@ WORKER_FIELDS = Table(
     Field("restarts", whole(), "How often a rank is started again when it dies."),
     Field("share", SHARE, "The part of each of its accelerators that a worker uses."),
     Field("preload", MODULES, "As `preload` of the cluster: the imports that the job's workers share."),
+    Field(
+        "bind",
+        choice(lambda: BINDS, "bind"),
+        "numa, the default: a worker runs on the cores near its accelerators, if the machine tells them. none: on any.",
+    ),
     short=TARGET,
 )
 RUN_FIELDS = Table(
@@ -70,6 +76,8 @@ class WorkerConfig:
     share: float | None = None
     """The part of each of its accelerators that a worker uses."""
     preload: tuple[str, ...] = ()
+    bind: str = "numa"
+    """`numa`: on the cores near its accelerators, or `none`."""
     source: Value | None = field(default=None, repr=False, compare=False)
 
     def where(self, key: str = "class") -> Where | None:

@@ -57,7 +57,7 @@ class Node:
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """What the visible-devices variable calls each accelerator, by local rank."""
+        """The name of each accelerator in the visible-devices variable, by local rank."""
         return tuple(item.device or str(local) for local, item in enumerate(self.accelerators))
 
     def accelerator_types(self) -> list[str]:
@@ -116,7 +116,7 @@ class RankSpace:
 
     @property
     def unit(self) -> str:
-        """What a rank counts: `node rank` or `hardware rank`."""
+        """The thing that a rank counts: `node rank` or `hardware rank`."""
         return "node rank" if self.is_bare else "hardware rank"
 
     def stretch_of(self, rank: int) -> tuple[Stretch, int]:
@@ -153,7 +153,7 @@ class RankSpace:
 
 @dataclass(slots=True)
 class _Cache:
-    """What a topology computes once: its groups by label, their rank spaces, the hardware of each node."""
+    """A topology's groups by label, their rank spaces and the hardware of each node, computed once."""
 
     groups: dict[str, NodeGroup] = field(default_factory=dict)
     spaces: dict[tuple[str, ...], RankSpace] = field(default_factory=dict)

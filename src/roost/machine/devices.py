@@ -11,6 +11,7 @@ from typing import Any
 
 import psutil
 
+from roost.machine.numa import nearest_nic, numa_of
 from roost.machine.processes import one_line
 
 
@@ -36,6 +37,8 @@ class Device:
     memory_used: int | None = None
     pci: str | None = None
     numa: int | None = None
+    nic: str | None = None
+    """The InfiniBand or RoCE card that is nearest to it."""
     users: tuple[DeviceUser, ...] = ()
 
 
@@ -135,10 +138,7 @@ def _nvidia_device(nvml: Any, index: int, with_users: bool) -> Device:
             return None
 
     memory, bus = ask(nvml.nvmlDeviceGetMemoryInfo), ask(nvml.nvmlDeviceGetPciInfo)
-    pci, numa = bus.busId.lower() if bus else None, -1
-    with contextlib.suppress(OSError):
-        # The kernel writes the domain with 4 digits where NVIDIA writes 8.
-        numa = int(Path(f"/sys/bus/pci/devices/{(pci or '')[-12:]}/numa_node").read_text(encoding="ascii"))
+    pci = bus.busId.lower() if bus else None
     users = []
     for item in (ask(nvml.nvmlDeviceGetComputeRunningProcesses) if with_users else ()) or ():
         user = DeviceUser(pid=int(item.pid), memory=item.usedGpuMemory)
@@ -159,7 +159,8 @@ def _nvidia_device(nvml: Any, index: int, with_users: bool) -> Device:
         memory=int(memory.total) if memory else None,
         memory_used=int(memory.used) if memory else None,
         pci=pci,
-        numa=numa if numa >= 0 else None,
+        numa=numa_of(pci) if pci else None,
+        nic=nearest_nic(pci) if pci else None,
         users=tuple(users),
     )
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _PROGRAM = "default_worker.py"
 _SERVE = "--serve"
-# What Ray imports, apart from itself; a name that is missing here only costs time, and one too many hides what a worker
+# The modules that Ray imports; a name that is missing here only costs time, and one too many hides what a worker
 # of Roost loads without need.
 LIBRARIES = (
     *("asyncio", "cProfile", "colorama", "difflib", "faulthandler", "filelock", "google.protobuf.internal.builder"),
@@ -37,7 +37,7 @@ LIBRARIES = (
     *("packaging.version", "pdb", "psutil", "pydantic.fields", "pydantic.main", "pydantic.v1", "requests", "runpy"),
     *("starlette.datastructures", "statistics", "tarfile", "tracemalloc", "unittest", "yaml", "zipfile"),
 )
-# What the workers of Roost import; none of it starts a thread. First what needs no Ray.
+# The modules that the workers of Roost import; none of them starts a thread. First those that need no Ray.
 _OWN_LIBRARIES = (
     *("roost.runtime.managers.ledgers." + name for name in ("collectives", "endpoints", "ports", "workers")),
     *("roost.runtime.nodes." + name for name in ("accelerators", "order")),
@@ -49,7 +49,7 @@ PRELOADED = (
     *("ray", "ray._common.usage.usage_lib", "ray._common.pydantic_compat", "ray._private.arrow_serialization"),
     *("roost.comm.worker", "roost.runtime.cluster", "roost.runtime.groups.group", "roost.runtime.managers.namespaces"),
 )
-# What Ray sets for a job and for a raylet.
+# Ray sets these for a job and for a raylet.
 _OWN = ("RAY_JOB_ID", "RAY_RAYLET_PID")
 _CLUSTER = ("--gcs-address=", "--session-name=")
 FOLDER = "warm"

@@ -15,7 +15,7 @@ TIDY_SECONDS = 2.0
 TERMINATE_SECONDS = 3.0
 """Processes have so long to end after SIGTERM, and as long after SIGKILL."""
 LOOK_SECONDS = 0.02
-"""Whoever ended a process looks so often whether it has."""
+"""The wait between two looks at whether a process has ended."""
 INTERPRETER_SECONDS = 30
 """The interpreter of a node group has so long to import Ray."""
 YOUNG_SECONDS = 30.0

@@ -18,6 +18,7 @@ import psutil
 
 from roost.machine.devices import Device, nvidia_devices
 from roost.machine.limits import INTERPRETER_SECONDS
+from roost.machine.numa import numa_cores
 from roost.machine.ports import ephemeral_ports
 from roost.text import error_text
 
@@ -44,6 +45,8 @@ class NodeReport:
     environment: Mapping[str, str]
     """The variables asked for, as the node was started with them."""
     nvidia: tuple[Device, ...]
+    numa: Mapping[int, tuple[int, ...]]
+    """The cores of each NUMA node that processes may use here; none of a machine that has one."""
 
 
 def probe(variables: Iterable[str]) -> NodeReport:
@@ -57,6 +60,7 @@ def probe(variables: Iterable[str]) -> NodeReport:
         ephemeral_ports=ephemeral_ports(),
         environment={name: started_with[name] for name in variables if name in started_with},
         nvidia=nvidia_devices()[0],
+        numa=numa_cores(os.sched_getaffinity(0)) if sys.platform == "linux" else {},
     )
 
 

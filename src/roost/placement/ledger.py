@@ -44,7 +44,7 @@ class Seats(NamedTuple):
 
 
 class Term(NamedTuple):
-    """What each worker of a role holds at a moment, or each of at most so many on a node."""
+    """The memory that each worker of a role holds at a moment, or each of at most so many on a node."""
 
     role: int
     words: str
@@ -97,7 +97,7 @@ class Change(NamedTuple):
 
 @dataclass(frozen=True)
 class Ledger:
-    """What the workers of a plan hold: `problems` says what does not fit, `unknown` what could not be checked."""
+    """The memory of a plan's workers: `problems` says what does not fit, `unknown` what could not be checked."""
 
     config: MemoryConfig
     seats: tuple[Seats, ...]
@@ -115,7 +115,7 @@ class Ledger:
 
     @cached_property
     def problems(self) -> tuple[Problem, ...]:
-        """What does not fit, each with its moment, the sum, who holds it, and the nearest that would fit."""
+        """The overflows, each with its moment, the sum, who holds it, and the nearest that would fit."""
         return tuple(map(self._problem, self.overflows))
 
     @cached_property

@@ -55,7 +55,7 @@ class Placement:
     node_group_label: str
     """The node group through which it was placed."""
     hardware_type: str = ACCELERATOR
-    """What `local_hardware_ranks` counts: `accelerator`, a declared kind, or `node` for a bare node."""
+    """The hardware that `local_hardware_ranks` counts: `accelerator`, a declared kind, or `node` for a bare node."""
 
     # Names that older documents use.
 

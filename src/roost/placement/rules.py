@@ -92,7 +92,7 @@ def _groups(rule: Rule, mesh: Mesh | None, count: int) -> list[list[int]]:
 
 
 class _Wanted(Protocol):
-    """What components want with these rules, and with fewer workers of some."""
+    """The wishes of components under these rules, and with fewer workers of some."""
 
     def __call__(self, rules: Sequence[Rule], counts: Mapping[str, int] | None = None) -> list[Demand]: ...
 

@@ -40,13 +40,15 @@ def domain_lines(topology: Topology, levels: Iterable[str]) -> dict[int, list[Li
     for level in dict.fromkeys(level for level in levels if level != NODE):
         domains = domains_of(topology, level)
         for rank, node in enumerate(topology.nodes):
-            runs = []
             own = [domains[rank, local] for local in range(len(node.accelerators))] or [domains[rank, -1]]
-            for domain, run in groupby(enumerate(own), key=lambda item: item[1]):
-                locals_ = [local for local, _ in run]
-                runs.append(Run(locals_[0], locals_[-1], domain or "no label"))
-            found.setdefault(rank, []).append((level, tuple(runs)))
+            found.setdefault(rank, []).append((level, brackets([one or "no label" for one in own])))
     return found
+
+
+def brackets(texts: Sequence[str]) -> tuple[Run, ...]:
+    """Return a bracket over each run of accelerators with the same text."""
+    runs = [list(run) for _, run in groupby(enumerate(texts), key=lambda item: item[1])]
+    return tuple(Run(run[0][0], run[-1][0], run[0][1]) for run in runs)
 
 
 def _bars(held: Sequence[tuple[int, Seats, int]]) -> Iterator[Run]:

@@ -11,7 +11,7 @@ from roost.rl.engines.inside import roost_proof
 from roost.text import join_words
 
 PauseMode = Literal["keep", "wait", "abort"]
-"""What becomes of requests that run when weights change."""
+"""How requests that run go on when weights change."""
 
 
 def check_pause_mode(mode: str, modes: Sequence[str] = get_args(PauseMode)) -> PauseMode:

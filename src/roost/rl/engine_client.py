@@ -47,7 +47,7 @@ class EngineLate(Exception):  # noqa: N818 - what happened
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineRequest:
-    """What is sent to an engine."""
+    """A request to an engine."""
 
     method: str = "GET"
     target: str
@@ -61,7 +61,7 @@ class EngineRequest:
 
 
 class EngineAnswer:
-    """What an engine answers: the whole, or the first piece of a stream of which more may come."""
+    """The answer of an engine: the whole, or the first piece of a stream of which more may come."""
 
     def __init__(self, status: int, headers: Mapping[str, str], body: bytes, reply: aiohttp.ClientResponse) -> None:
         self.status = status
@@ -103,7 +103,7 @@ class EngineClient:
         self._is_closed = False
 
     def trust(self, url: str, secret: str) -> None:
-        """Ask whoever proves at this address to know this secret."""
+        """Ask an engine at this address, once it has proven to know this secret."""
         self._secrets[_place(url)] = secret
 
     def distrust(self, url: str, why: str) -> None:
@@ -194,7 +194,7 @@ class _ProvingConnector(aiohttp.TCPConnector):
         super().__init__(**options)
         self._secrets = secrets
         self._shown: weakref.WeakKeyDictionary[asyncio.BaseTransport, str] = weakref.WeakKeyDictionary()
-        """What may be shown on a connection, once the engine has proven itself there."""
+        """The word to show on a connection, once the engine has proven itself there."""
 
     async def connect(self, req: aiohttp.ClientRequest, traces: Any, timeout: aiohttp.ClientTimeout) -> Any:
         """Lend a connection to a request."""

@@ -20,7 +20,7 @@ Outcome = Literal["served", "failed", "cancelled"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineState:
-    """What the router knows about an engine."""
+    """An engine, as the router knows it."""
 
     url: str
     healthy: bool = False

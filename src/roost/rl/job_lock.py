@@ -84,7 +84,7 @@ class JobLock(AbstractContextManager[None], AbstractAsyncContextManager[None]):
 
 
 _owners: set[_Owner] = set()
-"""What in this process holds a lock now."""
+"""The owners of locks in this process."""
 
 
 def _state(channel: Channel) -> str:

@@ -100,7 +100,7 @@ class RolloutManager(contextlib.AbstractContextManager["RolloutManager"]):
         self._buffer_size = buffer_size
         self._cluster: Cluster | None = cluster
         self.secret: str = secrets.token_urlsafe(32)
-        """What requests to the router have to show, as `Authorization: Bearer ...`."""
+        """The secret that requests to the router show, as `Authorization: Bearer ...`."""
         self._router_options = router_options or RouterOptions()
         self._dialect: Dialect | None = engine_cls if isinstance(engine_cls, Dialect) else None
         with contextlib.ExitStack() as undo:

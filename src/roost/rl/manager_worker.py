@@ -17,7 +17,7 @@ from roost.runtime.events.emitter import Gauge
 
 _DEATH = "roost engine's death"
 LOCK = "lock"
-"""The key of the lock: one item, and whoever leases it has the lock."""
+"""The key of the lock: one item, and the process that leases it has the lock."""
 
 
 class ManagerWorker(ChannelWorker):

@@ -160,7 +160,7 @@ class RolloutEngines(contextlib.AbstractContextManager["RolloutEngines"]):
         ranks = count()
         self._workers = [[next(ranks) for _ in range(num_nodes)] for num_nodes in nodes_per_engine]
         self.specs: list[EngineSpec] = []
-        """What each worker of the group was started with, by rank."""
+        """The spec of each worker of the group, by rank."""
         if self._workers:
             self.specs += self._start(range(self.num_engines), Deadline.after(timeout), timeout).values()
 

@@ -62,7 +62,7 @@ _HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _PATH = re.compile(r"(GET|POST) (/[A-Za-z0-9._~/*-]+)")
 _URL = re.compile(r"http://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+(?:%[A-Za-z0-9._-]+)?\]):([0-9]{1,5})")
 _GAPS = (b"\n\n", b"\r\n\r\n", b"\r\r")
-"""What an event of a stream ends with."""
+"""The ends of an event of a stream."""
 _MOST_EVENT = 1024**2
 """The longest event of a stream that is held until all of it is there."""
 _IN_DOUBT = "its engine does not have the weights of an update that failed"
@@ -74,7 +74,7 @@ log: logging.Logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterOptions:
-    """What a router forwards, how it checks its engines, how long requests may take, and who may send them."""
+    """The paths that a router forwards, its checks of engines, its time limits, and who may send requests."""
 
     paths: tuple[str, ...] = (
         "POST /generate",
@@ -184,7 +184,7 @@ class Router:
         self.url: str = url_of(host, port)
         """Where it listens: `http://10.0.0.7:20300`."""
         self.secret: str = secret or secrets.token_urlsafe(32)
-        """What requests have to show; a new one unless it is given."""
+        """The secret that requests show; a new one unless it is given."""
         self._options = options or RouterOptions()
         is_open = self._options.open_generate
         routes = {
@@ -241,7 +241,7 @@ class Router:
         if not (isinstance(secret, str) and secret):
             raise ConfigError(f"the engine {url} has no secret of its own", hint="it is the `secret` of its EngineSpec")
         if secret == self.secret:
-            # Whoever takes the engine's place could then command the router.
+            # A program that takes the engine's place could then command the router.
             raise ConfigError(f"the engine {url} has the router's own secret", hint="give each engine one of its own")
         self._doubted.discard(url)
         self._client.trust(url, secret)

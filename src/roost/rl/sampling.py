@@ -80,5 +80,5 @@ def draw_samples(
             for sample in samples:
                 yield asked[done], sample
     finally:
-        # Whoever stops to listen does not wait for the rest.
+        # A caller that stops to listen does not wait for the rest.
         pool.shutdown(wait=False, cancel_futures=True)

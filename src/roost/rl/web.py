@@ -56,7 +56,7 @@ Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """What answers a method and a path, and what a request needs."""
+    """The function that answers a method and a path, and what a request needs."""
 
     handler: Handler
     is_open: bool = False
@@ -161,7 +161,7 @@ class HttpServer:
         self._secret = secret
         self._shown_by_all = f"Bearer {secret}".encode()
         self._shown_by: dict[web.RequestHandler, bytes] = {}
-        """What a client that asked for a proof may show instead of the secret, on this connection only."""
+        """The word that a client that asked for a proof may show instead of the secret, on this connection only."""
         self._limits = limits or ServerLimits()
         self._context = context or contextlib.nullcontext()
         self._budget = _ByteBudget(self._limits.buffered_bytes)

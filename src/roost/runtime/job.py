@@ -104,6 +104,7 @@ def run_job(
                 restarts=worker.restarts,
                 reserve=options.reserve,
                 share=worker.share if options.reserve else None,
+                bind=worker.bind,
             )
             for worker, group in drafts
         }

@@ -1,4 +1,4 @@
-"""What the callers of `Cluster(…)` and of `roost run` ask for, checked before anything starts."""
+"""The options of `Cluster(…)` and of `roost run`, checked before anything starts."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class RunOptions:
     name: str | None = None
     """The name of the run's folder."""
     note: str | None = None
-    """What the user wants to remember about the run."""
+    """The user's note about the run."""
     wait: float = RESERVE_SECONDS
     """How many seconds to wait for accelerators that other jobs hold."""
     overrides: tuple[str, ...] = ()

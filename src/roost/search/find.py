@@ -86,7 +86,7 @@ def in_order(problem: Problem, below: Fraction | None = None) -> Iterator[Found]
 
 
 class _Stage(Enum):
-    """What the bound of a branch in the queue has in it."""
+    """The parts of the bound of a branch in the queue."""
 
     NEW = auto()
     HAS_CYCLE = auto()

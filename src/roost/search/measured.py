@@ -42,7 +42,7 @@ class Placed(NamedTuple):
 
 
 class RunTimes(NamedTuple):
-    """What a run recorded: where its roles were, its calls, and which of them are in its flow, if it has one."""
+    """The record of a run: where its roles were, its calls, and which of them are in its flow, if it has one."""
 
     placed: Mapping[str, Placed]
     times: Iterable[CallTime]

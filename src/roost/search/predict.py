@@ -1,4 +1,4 @@
-"""What a search predicts for the runs that its times are from, and what explains it where a step took another time.
+"""A search's prediction for the runs that its times are from, and an explanation where a step took another time.
 
 The step time of a placement follows from the flow and the times of the calls. In a run it may follow from something
 else: a call that takes from a channel while another puts into it, a driver that does more between two calls. Then no
@@ -24,7 +24,7 @@ MOST_OFF = Fraction(1, 5)
 
 
 class Prediction(NamedTuple):
-    """What a search predicts for the placement of a run, in nanoseconds."""
+    """A search's prediction for the placement of a run, in nanoseconds."""
 
     run: MeasuredRun
     step: Fraction

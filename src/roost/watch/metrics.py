@@ -19,7 +19,7 @@ from roost.watch.reading import EventReader, metric_values
 from roost.watch.views import Curve
 
 Write = Callable[["Value"], object]
-"""What takes each value, in the order of the files."""
+"""Takes each value, in the order of the files."""
 
 
 class Value(NamedTuple):

@@ -1,4 +1,4 @@
-"""What limits a run, in one sentence: a worker that died or hangs, a slow one, or the role that sets the pace. Pure.
+"""The limit of a run in one sentence: a worker that died or hangs, a slow one, or the role that sets the pace. Pure.
 
 The verdict rests on the last calls and waits of each worker. Where they do not tell, it is `UNCLEAR` and says so: a
 wrong sentence costs more than none.

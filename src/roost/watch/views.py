@@ -171,7 +171,7 @@ class StepView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """What a picture of a run has from its plan, so that both look alike."""
+    """The parts of a picture of a run that come from its plan, so that both look alike."""
 
     hash: str | None = None
     columns: Mapping[int, int] = field(default_factory=dict)
@@ -205,7 +205,7 @@ class Verdict:
     limit: Limit
     sentence: str
     evidence: tuple[str, ...] = ()
-    """What it rests on, a sentence each; empty where nothing is known yet."""
+    """Its evidence, a sentence each; empty where nothing is known yet."""
     is_sure: bool = False
     who: tuple[str, ...] = ()
     """The components or workers that it is about."""
@@ -235,7 +235,7 @@ class RunView:
     engines: tuple[EngineView, ...]
     dropped: int
     lost: tuple[str, ...]
-    """What is missing, and why; among the notices too."""
+    """The parts that are missing, and why; among the notices too."""
     notices: tuple[str, ...]
     """Remarks on the figures, such as a clock that differs."""
     verdict: Verdict | None = None

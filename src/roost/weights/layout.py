@@ -58,18 +58,18 @@ class HeldTensor:
     spec: TensorSpec
     parts: tuple[Part, ...]
     storages: tuple[str, ...]
-    """What workers call the memory that has it: another name if it is fused with others, two if it is there twice."""
+    """Its names in the memory of workers: another one if it is fused with others, two if it is there twice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """What one worker says that it holds."""
+    """A tensor that one worker says it holds."""
 
     name: str
     spec: TensorSpec
     box: Box
     storage: str = ""
-    """What it calls the memory; the name of the tensor unless that says otherwise."""
+    """The worker's name for the memory, if it is not that of the tensor."""
     at: tuple[int, ...] = ()
     """Where the box begins there; at the start unless that says otherwise."""
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateReport:
-    """What an update took."""
+    """The time and the bytes of an update."""
 
     version: int
     nbytes: int

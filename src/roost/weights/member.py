@@ -108,7 +108,7 @@ class MemberLink:
         self._main = ""
         """The digest of the link's own plan."""
         self._changing = contextlib.ExitStack()
-        """What surrounds a change of the weights, from the first byte to the whole version."""
+        """Open from the first byte of a change of the weights until the version is whole."""
         self._since = 0.0
         self._filled = NO_VERSION
         """The version that memory beside the weights has wholly, where the worker has such memory itself."""

@@ -80,7 +80,7 @@ def _places_of(tensors: Mapping[str, Any]) -> list[tuple[Any, ...]]:
 
 
 class Transfer:
-    """What a worker knows of a plan in which it takes part."""
+    """A plan, as a worker that takes part in it knows it."""
 
     def __init__(
         self, plan: SyncPlan, method: str, worker: WeightWorker, link: str, targets: Callable[[Transfer], Any]
@@ -108,7 +108,7 @@ class Transfer:
 
     @functools.cached_property
     def parts(self) -> list[tuple[str, tuple[int, ...], tuple[int, ...]]]:
-        """What this target gets: storages, and where in them; the rest of its memory is not touched."""
+        """The storages, and places in them, that this target gets; the rest of its memory is not touched."""
         held = self.plan.target.held_by(self._own)
         return [(one.storage, one.at, shape_of(one.box)) for one in held]
 

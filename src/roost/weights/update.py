@@ -1,4 +1,4 @@
-"""What happens in an update of weights, as pure state machines: events in, steps out. Nothing here acts.
+"""An update of weights as pure state machines: events in, steps out. Nothing here acts.
 
 `Update` is the link's side, and its steps are requests to members. `Membership` is the side of a worker in the link.
 `link.py` and `member.py` carry the steps out.
@@ -44,7 +44,7 @@ class Detour:
 
 
 class Verb(enum.Enum):
-    """What a link asks of a member."""
+    """The requests that a link makes of a member."""
 
     LEARN = "learn"
     """Learn a plan; the answer is what of the worker's memory does not fit it.
@@ -73,7 +73,7 @@ class Verb(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a link asks of one member, in an attempt or outside of any."""
+    """A request of a link to one member, in an attempt or outside of any."""
 
     worker: str
     verb: Verb
@@ -86,7 +86,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moved:
-    """What it took a target to copy."""
+    """The time and the bytes of a target's copy."""
 
     seconds: Mapping[str, float]
     """By source."""
@@ -110,14 +110,14 @@ class Update:
     routes: Mapping[str, Ways] | None = None
     """By target; None while targets do not know where the memory of the sources is."""
     phase: Verb = Verb.PREPARE
-    """What targets are asked for. Once they commit, it is decided: they take the version over, whatever happens."""
+    """The request to the targets now. Once they commit, it is decided: they take the version over, whatever happens."""
     waiting: frozenset[tuple[str, Verb]] = frozenset()
     """Who has not answered yet, and what."""
     moved: Mapping[str, Moved] = field(default_factory=dict)
     pauses: Mapping[str, float] = field(default_factory=dict)
     """By target: for how many seconds its weights changed."""
     error: Exception | None = None
-    """What it ends with; of the errors after the decision the worst."""
+    """Its error at the end; of the errors after the decision the worst."""
     is_over: bool = False
 
     @property
@@ -244,7 +244,7 @@ class Update:
 
 
 class Step(enum.Enum):
-    """What a member does for a request."""
+    """The steps of a member that serves a request."""
 
     BREAK_OFF = enum.auto()
     """Tell the worker that the change of its weights, which is under way, does not become a version."""
@@ -268,7 +268,7 @@ class Step(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Membership:
-    """What a worker in a link may do now: late messages of older attempts are refused, however late they come."""
+    """The state of a worker in a link: it refuses messages of older attempts, however late they come."""
 
     who: str
     attempt: int = 0

@@ -24,7 +24,7 @@ def check_newer(version: object, present: int, who: str) -> None:
 
 
 class Versions:
-    """The version of one worker's weights, whoever changes them: a link, or a call that brings them.
+    """The version of one worker's weights, changed by a link or by a call that brings them.
 
     A change is checked, made and noted in one turn. Of two links that change the same weights, the one with the newer
     version waits for the other one, and the older version is refused, so that no two wait for each other. A call has

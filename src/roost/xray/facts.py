@@ -55,7 +55,7 @@ class Node:
     gpus: tuple[Gpu, ...] | None = None
     """None if no library could be asked, as where accelerators are simulated."""
     ids: tuple[int, ...] = ()
-    """What the accelerators are called, if the node was started with some of its machine's only."""
+    """The names of the accelerators, if the node was started with only some of its machine's."""
     processes: tuple[Process, ...] = ()
     """The largest, the largest first."""
 
@@ -100,7 +100,7 @@ class Actor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bundle:
-    """What a placement group wants together on one node."""
+    """The resources that a placement group wants together on one node."""
 
     wants: Amounts
     node: str = ""
@@ -173,7 +173,7 @@ class Facts:
     stacks: tuple[Stack, ...] | None = None
     """None if nobody asked for them."""
     unknown: tuple[str, ...] = ()
-    """What could not be seen, and why."""
+    """The parts that could not be seen, and why."""
 
 
 def accelerators() -> set[str]:

@@ -311,7 +311,7 @@ class _Tables:
 
 
 class _Sight:
-    """What can be seen of processes: those of this machine by the kernel, others by the dashboard's server."""
+    """The processes that can be seen: those of this machine by the kernel, others by the dashboard's server."""
 
     def __init__(self, tables: _Tables, nodes: Iterable[Node], unknown: list[str]) -> None:
         self.sizes: dict[str, dict[int, int]] = {}
@@ -322,7 +322,7 @@ class _Sight:
         self._here: dict[str, Path] = {}
         """The nodes of this machine, and the folders of their logs."""
         self._devices: dict[str, list[str]] = {}
-        """What their accelerators are called."""
+        """The names of their accelerators."""
         for node in nodes:
             raylet = here.get((tables.sockets[node.id], node.address))
             if raylet is not None and not node.died:

@@ -23,7 +23,7 @@ _UNUSED_BYTES = 2**30
 """A device with a context of CUDA on it has less than this in use."""
 _SAYS_MEMORY = re.compile("out of memory|OutOfMemory|low on memory|memory pressure|OOM killer")
 _OF_DEVICE = re.compile("CUDA|HIP|torch|GPU")
-"""What an exception names that says so of the memory of a device."""
+"""Names in an exception that speak of the memory of a device."""
 _GUESSES = re.compile("Some common causes|There are some potential root causes")
 """How Ray 2.60 and 2.47 begin a list of all that may end a process, which names memory among others."""
 _MOST_TEXT = 400

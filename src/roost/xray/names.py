@@ -1,4 +1,4 @@
-"""What actors are called in pictures, and the roles that they have in known frameworks. Pure."""
+"""The names of actors in pictures, and their roles in known frameworks. Pure."""
 
 from __future__ import annotations
 

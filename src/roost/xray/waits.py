@@ -30,7 +30,7 @@ class Shortage:
     short: tuple[str, ...]
     """The resources of which no node has enough left; none where each is left somewhere, and nowhere all together."""
     lacks: tuple[str, ...]
-    """What each node lacks, in words; nodes that lack the same are one."""
+    """The lack of each node, in words; nodes that lack the same are one."""
 
 
 def find_shortage(bundles: Sequence[Bundle], strategy: str, nodes: Sequence[Node]) -> Shortage | None:

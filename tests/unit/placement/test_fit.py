@@ -14,6 +14,7 @@ from roost.cli.main import app
 from roost.config.run import read_run_draft
 from roost.placement.domains import domains_of, label_of
 from roost.placement.ledger import make_ledger, start_at_once_problems
+from roost.render.fit import brackets
 
 JOB = """
 cluster:
@@ -153,6 +154,14 @@ def test_a_label_without_a_value_is_no_domain():
     topology = Topology.from_shorthand("2x1")
     named = replace(topology, nodes=tuple(replace(one, labels=(("rack", ""),)) for one in topology.nodes))
     assert set(domains_of(named, "rack").values()) == {None}
+
+
+def test_neighbours_with_the_same_text_share_a_bracket():
+    assert brackets(["cores 0-7", "cores 0-7", "any core", "cores 0-7"]) == (
+        (0, 1, "cores 0-7", None),
+        (2, 2, "any core", None),
+        (3, 3, "cores 0-7", None),
+    )
 
 
 VERL = """python3 -m verl.trainer.main_ppo \\

@@ -10,6 +10,8 @@ import subprocess
 import sys
 import time
 from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -19,6 +21,7 @@ from roost import (
     AcceleratorType,
     ConfigError,
     DeclaredHardware,
+    FlexiblePlacementStrategy,
     NodeInfo,
     OutcomeKind,
     PackedPlacementStrategy,
@@ -29,7 +32,11 @@ from roost import (
     WorkerFailed,
     make_plan,
 )
+from roost.cli.commands.plan import _grid
+from roost.cli.plans import Loaded
+from roost.config.run import read_run_config
 from roost.placement.plan import Piece
+from roost.render.terminal import draw_terminal
 from roost.runtime.failures.failure import Failure, FailureKind, asked_at, carry, make_error
 from roost.runtime.groups.result import CallResult
 from roost.runtime.launch.plan import LaunchPlan, differences, plan_launch
@@ -39,9 +46,11 @@ from roost.runtime.process.environment import build_environment
 from roost.runtime.process.identity import alone
 from roost.runtime.process.output import LogPlace, choose_place, read_stack, read_tail
 from roost.runtime.process.spec import Report, WorkerSpec
+from roost.runtime.reserve.occupancy import Holdings
 from roost.runtime.runs.console import Console
 from roost.runtime.runs.folder import RunDir, check_group_name, log_file, make_run_dir, own_run_dir, put_aside
 from roost.runtime.runs.index import find_run
+from roost.runtime.status import LiveHardware
 from roost.text import printable
 
 JOB = {"cluster": {"num_nodes": 2, "component_placement": {"actor": "0-3"}}}
@@ -115,6 +124,70 @@ def test_a_workers_environment_is_the_plans_plus_what_the_caller_adds():
 
 def test_the_caller_can_set_another_address_for_rank_0():
     assert specs(MASTER_ADDR="ib0")[1].variables["MASTER_ADDR"] == "ib0"
+
+
+def numa_node(rank: int, *at: int | None) -> NodeInfo:
+    """A node with the cores 0-3 and 4-7 at NUMA nodes 0 and 1, and accelerators at these."""
+    accelerators = tuple(replace(gpu(index), numa=number) for index, number in enumerate(at))
+    return node(rank, accelerators=accelerators, numa=((0, (0, 1, 2, 3)), (1, (4, 5, 6, 7))))
+
+
+@pytest.mark.parametrize(
+    ("at", "ranks", "cores", "numa"),
+    [
+        ((0, 1), [[0], [1]], [(0, 1, 2, 3), (4, 5, 6, 7)], [0, 1]),
+        ((1, 1), [[0, 1]], [(4, 5, 6, 7)], [1]),
+        ((0, 1), [[0, 1]], [(0, 1, 2, 3, 4, 5, 6, 7)], [None]),
+        ((1, None), [[0], [1]], [(4, 5, 6, 7), ()], [1, None]),
+        ((0, 5), [[0], [1]], [(0, 1, 2, 3), ()], [0, None]),
+    ],
+)
+def test_a_worker_is_planned_on_the_cores_of_its_accelerators(at, ranks, cores, numa):
+    topology, nodes = Topology.from_shorthand("1x2"), [numa_node(0, *at)]
+    made = plan(topology, nodes, strategy=FlexiblePlacementStrategy(ranks)).specs
+    assert ([spec.cores for spec in made], [spec.numa for spec in made]) == (cores, numa)
+    free = plan(topology, nodes, strategy=FlexiblePlacementStrategy(ranks), bind="none").specs
+    assert {(spec.cores, spec.numa) for spec in free} == {((), None)}
+
+
+def test_where_the_machine_says_nothing_nothing_is_bound():
+    assert {spec.cores for spec in specs()} == {()}
+    assert {spec.cores for spec in plan(Topology.from_shorthand("1x0"), [numa_node(0)]).specs} == {()}
+
+
+@pytest.mark.parametrize("bind", [None, "", 1, b"numa", "core", ["numa"], {}, object()])
+def test_only_known_ways_to_bind_are_taken(bind):
+    with pytest.raises(ConfigError, match=r"bind is .*: it is 'numa' or 'none'"):
+        plan(Topology.from_shorthand("2x2"), NODES, bind=bind)
+
+
+def test_a_component_of_a_job_may_say_that_it_is_not_bound():
+    job = JOB | {"workers": {"actor": {"class": "my_job.Actor", "bind": "none"}, "rollout": "my_job.Rollout"}}
+    job |= {"cluster": {"num_nodes": 1, "component_placement": {"actor,rollout": "0-3"}}, "entry": "my_job.main"}
+    assert [worker.bind for worker in read_run_config(job).workers] == ["none", "numa"]
+
+
+def test_a_worker_on_other_cores_than_planned_is_named():
+    (spec, _) = plan(Topology.from_shorthand("1x2"), [numa_node(0, 0, 1)]).specs
+    said = [differences(spec, report(visible="0", cores=cores), NODES) for cores in ((0, 1, 2, 3), (0, 5), ())]
+    assert said == [[], ["it runs on cores 0,5, and planned are 0-3"], []]
+
+
+def test_the_map_of_a_live_cluster_has_the_cores_near_the_accelerators():
+    topology = Topology.from_shorthand("1x4")
+    made = make_plan({"cluster": {"component_placement": {"actor": "0-3"}}}, topology)
+
+    def numa_lines(own: NodeInfo) -> list[str]:
+        live = LiveHardware(topology=topology, nodes=(own,), holdings=Holdings())
+        grid = _grid(Loaded(plan=made, live=live), Path("job.yaml"), None, fold=False)
+        return [line for line in draw_terminal(grid, width=100).plain.splitlines() if line.startswith("numa")]
+
+    told = numa_node(0, 0, 0, 1, None)
+    (line,) = numa_lines(told)
+    texts = [part.strip("│┄ ") for part in line.removeprefix("numa").split("││")]
+    assert texts == ["cores 0-3", "cores 4-7", "any core"]
+    assert numa_lines(replace(told, numa=())) == []
+    assert told.to_dict()["numa"] == {0: "0-3", 1: "4-7"}
 
 
 def test_without_accelerators_there_is_a_worker_on_each_node():

@@ -121,6 +121,13 @@ def _grid(loaded: Loaded, job: Path, component: list[str] | None, fold: bool) ->
         lines = domain_lines(loaded.plan.topology, levels)
         for rank, bars in (memory_lines(loaded.ledger) if loaded.ledger else {}).items():
             lines.setdefault(rank, []).extend(bars)
+    for node in loaded.live.nodes if loaded.live else ():
+        if node.numa:
+            from roost.render.fit import brackets  # few machines tell
+
+            cores: dict[int | None, str] = {number: f"cores {format_ranks(own)}" for number, own in node.numa}
+            near = brackets([cores.get(one.numa, "any core") for one in node.accelerators])
+            lines.setdefault(node.rank, []).append(("numa", near))
     return make_grid(
         loaded.plan,
         title=title,

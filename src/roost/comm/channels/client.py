@@ -124,7 +124,7 @@ class PutOperation(Operation):
         self.is_whole = is_whole
         self.size = items[0][2] if len(items) == 1 else sum([item[2] for item in items])
         self.flow: _Flow | None = None
-        """What it is sent with, unless it is sent at once."""
+        """The flow that sends it, unless it is sent at once."""
         self.is_confirmed = False
         """Whether the home was told to take in a put as a whole: then it cannot be withdrawn any more."""
 
@@ -304,7 +304,7 @@ def _return_loans() -> None:
 
 
 class Ahead:
-    """What an iterator has and has not handed out yet: more than one item, which go back if others wait for them."""
+    """Items that an iterator has taken ahead, more than one, which go back if others wait for them."""
 
     def __init__(self, arrival: Arrival) -> None:
         self._client, self._number, contents = arrival

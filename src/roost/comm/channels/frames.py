@@ -23,16 +23,16 @@ _PLAIN = 2
 """The version of `marshal` that encodes each value for itself: quicker than `pickle`, and than any later one."""
 
 _FEWEST_USED = 0.25
-"""What part of a block must be needed for the whole block to be passed on."""
+"""A block is passed on whole if at least this part of it is needed."""
 _MOST_KEY_BYTES = 0xFFFF
 
 ITEM_BYTES = 384
-"""What an item costs its home besides its content: measured with a million `None`s, as `put_many` brings them."""
+"""The memory of an item besides its content: measured with a million `None`s, as `put_many` brings them."""
 BUFFER_BYTES = 512
-"""What a buffer next to a pickle costs besides its content."""
+"""The memory of a buffer next to a pickle, besides its content."""
 
 Op = Literal["put", "get", "acknowledge", "cancel", "depth", "stats", "close", "describe", "peek"]
-"""What is asked of a home."""
+"""The requests to a home."""
 Packed = tuple[Any, float, int, Any]
 """An item where it is put: its content, weight and size, and what lends its tensors on devices, if anything does.
 

@@ -29,7 +29,7 @@ log: logging.Logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelSettings:
-    """What a channel was created with."""
+    """The arguments with which a channel was created."""
 
     maxsize: int
     max_bytes: int

@@ -94,7 +94,7 @@ Event = Answer | Recall | SetAside
 
 
 class Want(NamedTuple):
-    """What a get asks for: a number of items, or a weight."""
+    """The amount that a get asks for: a number of items, or a weight."""
 
     most: int = 1
     least: int = 1

@@ -25,7 +25,7 @@ class HomeStatus:
     address: str
     node: str
     stats: dict[str, Any] | None
-    """What it says of itself; None if it does not answer."""
+    """Its answer; None if it does not answer."""
     problem: str = ""
 
 

@@ -50,7 +50,7 @@ class DeviceMemory:
     device: str
     """The device's UUID."""
     handle: bytes
-    """What the driver maps the allocation by; empty if it cannot be mapped."""
+    """The handle by which the driver maps the allocation; empty if it cannot be mapped."""
     offset: int
     nbytes: int
 

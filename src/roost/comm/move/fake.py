@@ -28,7 +28,7 @@ class FakeMover:
     dead: ClassVar[tuple[str, ...]] = ()
     """Processes that end before anything is read from them."""
     read_from: ClassVar[list[tuple[str, tuple[int, ...], tuple[int, ...]]]] = []
-    """What was copied: the process, and where which shape began."""
+    """The copies made: the process, and where which shape began."""
     _arrays: ClassVar[dict[int, Any]] = {}
     _numbers: ClassVar[Any] = itertools.count()
 

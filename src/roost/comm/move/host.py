@@ -107,7 +107,7 @@ class HostMover:
 
 @functools.cache
 def own_cookie() -> tuple[int, bytes]:
-    """Return an address and what is there: whoever finds it at that address reads this process."""
+    """Return an address and what is there: a process that finds it at that address reads this one."""
     content = secrets.token_bytes(16)
     _kept.append(np.frombuffer(content, np.uint8).copy())
     return address_of(_kept[-1]), content

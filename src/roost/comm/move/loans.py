@@ -25,7 +25,7 @@ from roost.comm.wire.peer import Peer
 from roost.errors import ClusterError, WorkerDied
 
 _SENT, _NOT_SENT = b"sent", b"not sent"
-"""What the owner of a tensor answers that is wanted in a process group."""
+"""The answers of a tensor's owner to a process that wants it in a process group."""
 
 log: logging.Logger = logging.getLogger(__name__)
 

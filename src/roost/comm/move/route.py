@@ -31,7 +31,7 @@ class Route(enum.IntEnum):
 
     @property
     def mover(self) -> str:
-        """What carries the bytes."""
+        """The means that carries the bytes."""
         return ("own memory", "CUDA IPC", "host memory", "messages", "messages", "NCCL")[self]
 
     @property

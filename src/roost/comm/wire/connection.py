@@ -62,7 +62,7 @@ SHARED_FROM = 1 << 16
 
 
 class Kind(enum.IntEnum):
-    """What a frame is."""
+    """The kinds of frames."""
 
     MESSAGE = 1
     TENSOR = 2
@@ -84,7 +84,7 @@ class Kind(enum.IntEnum):
     AGAIN = 19
     """All that has not arrived should be sent again, with no buffer in shared memory."""
     BEGIN = 20
-    """What follows was asked for with AGAIN."""
+    """The frames that follow were asked for with AGAIN."""
 
 
 _FIRST_UNCOUNTED = int(Kind.MEMORY)

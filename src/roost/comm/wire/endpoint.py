@@ -89,9 +89,9 @@ class Endpoint:
         self.peers: dict[str, Peer] = {}
         """By address: the processes that this one talks to, or looks for."""
         self.on_message: Callable[[Peer, Frame], None] = lambda _peer, _frame: None
-        """What takes messages and tensors."""
+        """Takes messages and tensors."""
         self.on_loan: Callable[[Peer, Frame], None] | None = None
-        """What answers those who fetch a tensor from a device."""
+        """Answers peers that fetch a tensor from a device."""
         self.on_end: list[Callable[[Peer, Exception], None]] = []
         """Called when a peer has ended or is lost, or no process of its name can be found: then it has no `info`."""
         self.on_close: list[Callable[[], None]] = []

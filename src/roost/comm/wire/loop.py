@@ -72,7 +72,7 @@ class Handle(Generic[Value]):
         self._peer = peer
         self._value: Any = None
         self.error: BaseException | None = None
-        """What it failed with, if it has."""
+        """Its error, if it has failed."""
         self._waiting: tuple[threading.Lock, ...] = ()
         """The locks of the threads that sleep until it is done."""
         self._callbacks: tuple[Callable[[], None], ...] = ()
@@ -94,7 +94,7 @@ class Handle(Generic[Value]):
         """Wait for the value; CallTimedOut says who is missing, and the operation goes on."""
         if not self.within(check_timeout(timeout)):
             error = with_meanwhile(self.timed_out(timeout))
-            # Whoever keeps the error keeps this frame, which must not keep an operation that was dropped.
+            # A caller that keeps the error keeps this frame, which must not keep an operation that was dropped.
             del self
             raise error
         return self._get()
@@ -267,7 +267,7 @@ class Loop:
         self.ident = 0
         """Of the thread."""
         self.at_end: list[Callable[[], None]] = []
-        """What the thread calls when all that has arrived is handled; only the thread itself adds to it."""
+        """Functions for the thread to call when all that has arrived is handled; only the thread itself adds one."""
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         """A heap of when to call what, in order."""
         self._order = itertools.count()
@@ -496,12 +496,12 @@ class uninterrupted:  # noqa: N801 - used like contextlib.suppress
 
 
 _find_handler: Callable[[int], Any] = importlib.import_module("_signal").getsignal
-"""What `signal.getsignal` wraps: that also makes members of enumerations, which takes thirty times as long."""
+"""The function below `signal.getsignal`, which makes members of enumerations and takes thirty times as long."""
 _signals = [
     *(signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGCHLD),
     *(signal.SIGQUIT, signal.SIGPROF, signal.SIGVTALRM, signal.SIGXCPU, signal.SIGIO, signal.SIGWINCH),
 ]
-"""Those that programs handle: to look at all 64 would take as long as to send a message."""
+"""The signals that programs handle: looking at all 64 takes as long as sending a message."""
 
 
 def is_interruptible() -> bool:

@@ -65,7 +65,7 @@ class _Kept:
 
 
 class Peer:
-    """What this process has to do with another one: what it sent, what arrived, who waits for what."""
+    """This process's side of the wire to another one: frames sent and received, and who waits for them."""
 
     def __init__(self, endpoint: Endpoint, address: str, info: PeerInfo | None = None) -> None:
         self.address = address
@@ -123,7 +123,7 @@ class Peer:
         """By what the other end may borrow: the number that it knows that by, until the memory is no more."""
         self._new_number = itertools.count(1)
         self._lent: dict[int, deque[tuple[SharedBuffer, Callable[[], None] | None]]] = {}
-        """What the other end borrowed, each as often as it did, by the number that it knows the memory by."""
+        """By the number of the memory at the other end: what it borrowed, each as often as it did."""
 
     def __str__(self) -> str:
         return str(self.info or self.address)

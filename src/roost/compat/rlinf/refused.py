@@ -1,4 +1,4 @@
-"""What RLinf has and Roost has not: a name that can be imported, and says why when it is used."""
+"""Names of RLinf that Roost does not have: they can be imported, and say why when they are used."""
 
 from __future__ import annotations
 

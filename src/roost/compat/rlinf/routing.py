@@ -131,7 +131,7 @@ class Routed:
 
 
 class RoutingWorker:
-    """What a worker exchanges with all ranks of another group that have a part of its batch."""
+    """A worker's exchange with all ranks of another group that have a part of its batch."""
 
     _roost_is_base = True
 

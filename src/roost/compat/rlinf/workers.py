@@ -29,7 +29,7 @@ _MOST_CALLS = 1000
 
 
 class WorkerInfo(SimpleNamespace):
-    """What RLinf's environments are told about their worker."""
+    """RLinf's environments learn this about their worker."""
 
     address: WorkerAddress
 

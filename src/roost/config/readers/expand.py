@@ -309,7 +309,7 @@ class Variables:
         return value
 
     def settled(self, text: str) -> str:
-        """Return a text with what is empty unless somebody gives it: unknown if the script needs it."""
+        """Return a text with a variable that is empty unless the user gives it: unknown if the script needs it."""
         if "\ue002" not in text:
             return text
         return EMPTY.sub(lambda found: self.environment(found[1]) if found[1] in self.required else "", text)

@@ -24,7 +24,7 @@ class Folder:
     here: Path
     root: Path
     missing: list[tuple[str, Where | None]] = field(default_factory=list)
-    """What was asked for and is not there, and where a config says so."""
+    """The files that are missing, and where a config asks for them."""
     opened: int = 0
 
     @classmethod

@@ -1,4 +1,4 @@
-"""What the readers share: a framework as a table, the settings of one job, and the GPUs that its roles get."""
+"""The readers' common ground: a framework as a table, the settings of one job, and the GPUs of its roles."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Role:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remark:
-    """What is wrong with a job, or worth knowing: a stable code, its level, and what to do."""
+    """A remark on a job: a stable code, its level, and what to do."""
 
     code: str
     level: Level
@@ -109,7 +109,7 @@ class Framework:
     switches: frozenset[str] = frozenset()
     """Flags that take no value."""
     command: re.Pattern[str] = re.compile(r"(?!)")
-    """What the program is called in a launch script."""
+    """The name of the program in a launch script."""
     common: re.Pattern[str] = re.compile(r"(?!)")
     """Names of its programs that those of others have too, so that only its marks or its config tell."""
     marks: tuple[str, ...] = ()
@@ -121,7 +121,7 @@ class Framework:
     says_cluster: bool = False
     """Whether a job says which nodes it is for, and not only which GPUs it takes."""
     suffix: str = ".yaml"
-    """What the names of its configs end in."""
+    """The endings of its configs' names."""
     files: tuple[str, ...] = ()
     """Keys that name a YAML file with more settings."""
     configs: Mapping[str, str] = field(default_factory=dict)
@@ -139,7 +139,7 @@ class Settings:
     """The keys whose value depends on something unknown."""
     assumed: list[str] = field(default_factory=list)
     literals: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """What a script compares its unknown variables with."""
+    """The texts with which a script compares its unknown variables."""
     only_checks: bool = False
     """Whether what is read now decides no placement, so that nobody is asked for it."""
     remarks: list[Remark] = field(default_factory=list)

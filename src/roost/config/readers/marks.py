@@ -59,7 +59,7 @@ class Unknown:
     why: str
     options: tuple[str, ...] = ()
     assumed: str | None = None
-    """What a test for emptiness takes it for: a variable that nobody gave counts as unset there."""
+    """Its value in a test for emptiness: a variable that nobody gave counts as unset there."""
     owned: bool = False
     """Whether it is named after the variable that holds it, since nothing else can be asked for."""
 
@@ -97,7 +97,7 @@ class Script:
     """The given variables that the script sets itself, with its own values."""
     passes_arguments: bool = False
     literals: dict[str, list[str]] = field(default_factory=dict)
-    """What the script compares an unknown variable with."""
+    """The text with which the script compares an unknown variable."""
     documents: dict[str, str] = field(default_factory=dict)
     """The files that it writes from here-documents: their names, and what is in them."""
 

@@ -86,7 +86,7 @@ class ForeignJob:
 
     @property
     def remarks(self) -> tuple[Remark, ...]:
-        """What is wrong with the job or worth knowing; complete once it is laid out."""
+        """The remarks on the job; complete once it is laid out."""
         order = {"error": 0, "warning": 1, "info": 2}
         return tuple(sorted(self.settings.remarks, key=lambda item: order[item.level]))
 

@@ -1,4 +1,4 @@
-"""What a shell script would start, found by reading: its variables are followed, and nothing is run."""
+"""The programs that a shell script would start, found by reading: variables are followed, and nothing is run."""
 
 from __future__ import annotations
 

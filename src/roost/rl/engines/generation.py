@@ -145,7 +145,7 @@ class Generation:
         self._is_paused = False
         self._is_asleep = False
         self._torn = ""
-        """What broke off the last change of the weights."""
+        """The error that broke off the last change of the weights."""
         self._end = ""
         """Why it has ended."""
         self._one_pause = threading.Lock()

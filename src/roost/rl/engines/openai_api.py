@@ -28,7 +28,7 @@ Submit = Callable[[Prompt, Listener], "Future[list[Sample]]"]
 
 @dataclass(slots=True, kw_only=True)
 class _Part:
-    """What is new of a choice: a piece of its text, calls, the tokens that made them, or its end."""
+    """News of a choice: a piece of its text, calls, the tokens that made them, or its end."""
 
     index: int
     text: str = ""

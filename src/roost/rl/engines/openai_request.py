@@ -1,4 +1,4 @@
-"""What clients for OpenAI's API ask, as prompts of tokens: `/v1/completions` and `/v1/chat/completions`."""
+"""Requests of OpenAI's API, `/v1/completions` and `/v1/chat/completions`, as prompts of tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a language model is asked and what it answers, in tokens: the same for every engine."""
+"""Prompts for a language model and its samples, in tokens: the same for every engine."""
 
 from __future__ import annotations
 

@@ -38,13 +38,13 @@ class ServerEngine(Dialect, ABC):
     """
 
     name: ClassVar[str]
-    """What messages call the server."""
+    """The name of the server in messages."""
     package: ClassVar[str]
     """The Python package that the server is in."""
     install: ClassVar[str]
     """How to install it on a machine with GPUs."""
     program: ClassVar[tuple[str, ...]]
-    """What its interpreter runs, up to the folder of the model."""
+    """The arguments of its interpreter, up to the folder of the model."""
     off: ClassVar[str] = ""
     """How the flag of an option begins that is off; without it there is no flag then."""
     pause_modes: ClassVar[tuple[PauseMode, ...]] = get_args(PauseMode)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 _BROKEN = "\ufffd"
-"""What decoders write for bytes that are no character, or not yet."""
+"""Decoders write it for bytes that are no character, or not yet."""
 _MOST_BROKEN = 3
 """How many of the bytes of a character may come before the last one."""
 _MOST_WINDOW = 64
@@ -41,7 +41,7 @@ class TokenText:
         self._told = 0
         """How much of the window's text is known."""
         self._held = ""
-        """What may be the beginning of a stop text."""
+        """Text that may be the beginning of a stop text."""
 
     def add(self, token: int) -> str:
         """Take the next token, and return the text that is certain now."""

@@ -83,7 +83,7 @@ class TransformersEngine:
         self._pause_mode = check_pause_mode(pause_mode)
         self._lifecycle = threading.Lock()
         self.spec: EngineSpec | None = None
-        """What it was started with; None if it is not running."""
+        """The spec that it was started with; None if it is not running."""
         self._server: HttpServer | None = None
         self._model: Any = None
         self._asleep = HostCopies()
@@ -216,7 +216,7 @@ class TransformersEngine:
             own = model.state_dict()
             for name, tensor in tensors.items():
                 own[name].copy_(tensor)
-            # Whoever sent them may change them when this returns.
+            # The sender may change them when this returns.
             if model.device.type != "cpu":
                 torch.accelerator.synchronize(model.device)
 

@@ -50,7 +50,7 @@ class Connection:
     guard: Guard | None
     """The process that ends Ray with this one, if this connection started it."""
     give_back: Callable[[], object] | None = None
-    """What ends the use of a connection that the program made itself, and ends itself."""
+    """Ends the use of a connection that the program made, and that the program ends."""
 
     @property
     def address(self) -> str:

@@ -52,7 +52,7 @@ class _Call(Generic[Value]):
         self._undo = undo
         self._is_given_up = False
         self._undone = [False]
-        """Whoever takes the entry out undoes the call."""
+        """The thread that takes the entry out undoes the call."""
         self._ended = threading.Lock()
         self._ended.acquire()
         self._value: Value | None = None
@@ -72,7 +72,7 @@ class _Call(Generic[Value]):
             self._value = self._call()
         except BaseException as error:
             self._error = error
-        # In this order: whoever gives it up at this moment undoes it, or this thread does.
+        # In this order: a thread that gives it up at this moment undoes it, or this thread does.
         self.is_done = True
         self._ended.release()
         _running.pop(self, None)
@@ -303,7 +303,7 @@ def _is_done(call: _Call[Any], deadline: Deadline, most_silent: float) -> bool:
         head = Head.current
         if head is None:
             # A driver has a thread for that.
-            import ray  # loaded by whoever made the call
+            import ray  # the caller has loaded it
 
             head = _head_of_worker(ray.get_runtime_context().gcs_address)
             head.answers()

@@ -31,7 +31,7 @@ class LocalClusterRecord:
     address: str
     spec: str
     environment: dict[str, str]
-    """What a process needs in its environment to join: the address, and the token where Ray wants one."""
+    """The variables with which a process joins: the address, and the token where Ray wants one."""
     keeper_pid: int
     keeper_started: float
     """When the keeper process began, in seconds after the boot: process ids are used again."""

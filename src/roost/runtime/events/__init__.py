@@ -1,1 +1,1 @@
-"""What a run writes while it runs: the format of its events, and what collects them without holding up a call."""
+"""The events that a run writes: their format, and their collection without holding up a call."""

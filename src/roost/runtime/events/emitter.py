@@ -66,10 +66,10 @@ class Emitter:
         self._notes: deque[tuple[str, str, dict[str, Any], float]] = deque()
         self._gauges: list[weakref.WeakMethod[Callable[[], Iterable[Gauge]]]] = []
         self._gauged: dict[tuple[str, str], dict[str, Any]] = {}
-        """What was written last of each."""
+        """The last values written of each gauge."""
         self._dropped = 0
         self._missing: Counter[str] = Counter()
-        """What was dropped or could not be written, by reason, and is not mentioned in the file yet."""
+        """By reason: how many events were lost, as long as the file does not say so."""
         self._is_asleep = False
         self._wake = threading.Event()
         self._stopped = False

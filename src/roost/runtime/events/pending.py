@@ -1,4 +1,4 @@
-"""What a process has to write, as plain data: which calls become a line each, which are merged, which wait.
+"""The events that a process has yet to write, as plain data: which become lines, which are merged, which wait.
 
 Every file has two allowances of bytes that grow with time. One is for calls that ended: while there is plenty, each has
 its own line. A process with many calls uses it up: then the calls of one method since the last write share a line, and
@@ -78,7 +78,7 @@ class Pending:
 
     def __init__(self, now: float) -> None:
         self._epoch = now
-        """What `t` counts from."""
+        """The zero of `t`."""
         self.for_calls = Allowance(_PART_OF_CALLS, now)
         self.for_announcements = Allowance(1 - _PART_OF_CALLS, now)
         self.merged: dict[tuple[str, str, bool], _Merged] = {}

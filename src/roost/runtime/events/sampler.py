@@ -20,7 +20,7 @@ from roost.runtime.limits import SAMPLES_EVERY_SECONDS
 
 
 class Sampler:
-    """What a worker does to have its node sampled: it samples itself if no other worker on the node does."""
+    """Has the node of a worker sampled: the worker samples it if no other worker there does."""
 
     def __init__(self, base: Path, run: str, node: int) -> None:
         self._base = base

@@ -1,4 +1,4 @@
-"""What went wrong in which worker, and how it reaches the caller: as the worker's own exception, with what is known.
+"""A failure in a worker, and its way to the caller: as the worker's own exception, with all that is known of it.
 
 `carry` packs an exception in the worker: pickled if possible, and described in any case. `failure_of` turns what Ray
 raises for a call into a `Failure`, and `make_error` turns failures into the exception for the caller, with notes that
@@ -105,7 +105,7 @@ class RemoteFailure(Exception):  # noqa: N818 - what happened
 
 
 class Raised(RemoteFailure):
-    """What a method raised, as Ray keeps it: it is unpickled as that exception, which `ray.get` raises as the user's.
+    """An exception of a method, as Ray keeps it: it unpickles as that exception, which `ray.get` raises as the user's.
 
     The traceback is in Ray's text, so that the note has only the worker and its log.
     """

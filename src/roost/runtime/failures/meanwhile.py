@@ -1,4 +1,4 @@
-"""What has failed in the workers of a job, whoever asked for it: a process says it with its own errors.
+"""The failures in a job's workers, of any caller's calls: a process adds them to its own errors.
 
 A worker whose method raises tells the worker manager, and a process that makes an error asks there. What the process
 has raised itself, or returned as an outcome, it does not say again.
@@ -53,7 +53,7 @@ class CallFailure:
 
     @property
     def key(self) -> Key:
-        """What tells it from all others."""
+        """The key that no other failure has."""
         return self.address, self.pid, self.when
 
     def __str__(self) -> str:

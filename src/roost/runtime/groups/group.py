@@ -110,6 +110,7 @@ class GroupDraft(Generic[Class]):
         reserve: bool = True,
         share: float | None = None,
         replace: bool = False,
+        bind: str = "numa",
     ) -> WorkerGroup[Class]:
         """Start one worker for each placement, all together, and wait until every one is ready.
 
@@ -123,6 +124,7 @@ class GroupDraft(Generic[Class]):
         - `reserve`: reserve the accelerators on Ray; without it other jobs may get them too.
         - `share`: the part of each of its accelerators that a worker uses; on one accelerator they add up to 1 at most.
         - `replace`: close this process's group of that name first, as a cell of a notebook that runs again wants.
+        - `bind`: `"numa"`: on the cores and memory near its accelerators, where the machine tells; or `"none"`.
         """
         if not isinstance(cluster, Cluster):
             kind = type(cluster).__name__
@@ -149,6 +151,7 @@ class GroupDraft(Generic[Class]):
             restarts=restarts,
             reserve=reserve,
             share=share,
+            bind=bind,
         )
         remote: Any = ray.remote(make_actor_class(cls_name, self._methods))
         own = (self._cls, *self._args), self._kwargs

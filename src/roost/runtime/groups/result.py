@@ -108,7 +108,7 @@ class PassedCall:
 
 
 class CallResult(Passable, Generic[Value]):
-    """What a call on a group returns without waiting: the workers may still be running.
+    """The result of a call on a group, returned without waiting: the workers may still be running.
 
     `wait()` and `await` return the values in rank order; iterating yields `(rank, value)` as workers finish. As an
     argument of another call it arrives there as the list of the values, which do not pass through this process;

@@ -106,7 +106,7 @@ class Launch:
     context: JobControl
     specs: Sequence[WorkerSpec]
     slots: Sequence[Slot]
-    """What is reserved for the group."""
+    """The accelerators that are reserved for the group."""
     port: GroupPort
     stopped: threading.Event
     """Set when the group is closed meanwhile."""

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from roost.config.node_groups import WORKER_VARIABLES
-from roost.config.run import MOST_CONCURRENCY
+from roost.config.ranks import format_ranks
+from roost.config.run import BINDS, MOST_CONCURRENCY
 from roost.config.topology import Topology
 from roost.errors import ConfigError
 from roost.placement.environment import visible_variable, worker_environment, worker_interpreter
@@ -24,6 +25,7 @@ from roost.runtime.process.spec import Report, WorkerSpec
 from roost.runtime.reserve.occupancy import resource_of
 from roost.runtime.reserve.pool import PoolStrategy
 from roost.runtime.reserve.reservation import accelerators_of, check_share
+from roost.text import join_words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +38,7 @@ class LaunchPlan:
     shares: Mapping[Piece, float | None]
     """The accelerators to reserve, and the part of each that the group uses; None where it declares none."""
     seats: tuple[Slot, ...]
-    """What a pool has reserved of them, which is then not reserved again."""
+    """The ones that a pool has reserved, which the launch does not reserve again."""
     max_concurrency: int | None
     timeout: float
     restarts: int
@@ -56,6 +58,7 @@ def plan_launch(
     restarts: int = 0,
     reserve: bool = True,
     share: float | None = None,
+    bind: str = "numa",
 ) -> LaunchPlan:
     """Decide one launch; PlacementError and ConfigError say what cannot be launched so.
 
@@ -77,6 +80,8 @@ def plan_launch(
     if share is not None and not reserve:
         raise ConfigError("share says how reserved accelerators are shared, but reserve is False")
     check_share(share, "share")
+    if not isinstance(bind, str) or bind not in BINDS:
+        raise ConfigError(f"bind is {bind!r}: it is {join_words(list(map(repr, BINDS)), last='or')}")
     seats: tuple[Slot, ...] = ()
     if isinstance(strategy, PoolStrategy):
         if not reserve:
@@ -104,6 +109,7 @@ def plan_launch(
         watched = visible_variable(placement)
         layers = [planned, own, {JOB_VARIABLE: f"{job.id}/{name}"}]
         late, early = build_environment(layers, dict(node.search_paths))
+        cores, numa = _near(node, accelerators) if bind == "numa" else ((), None)
         of_kind = [piece for piece in node.hardware if piece.type == placement.hardware_type]
         specs.append(
             WorkerSpec(
@@ -125,6 +131,8 @@ def plan_launch(
                 share=share,
                 run_dir=job.run_dir,
                 keeps_events=job.keeps_events,
+                cores=cores,
+                numa=numa,
             )
         )
     return LaunchPlan(
@@ -138,6 +146,15 @@ def plan_launch(
     )
 
 
+def _near(node: NodeInfo, accelerators: Sequence[Piece]) -> tuple[tuple[int, ...], int | None]:
+    """Return the cores near these accelerators, and their NUMA node if they have one; nothing if that is not known."""
+    at = {node.accelerators[piece.local_rank].numa for piece in accelerators}
+    if None in at:
+        return (), None
+    cores = sorted(core for number, own in node.numa if number in at for core in own)
+    return tuple(cores), at.pop() if cores and len(at) == 1 else None
+
+
 def differences(spec: WorkerSpec, report: Report, nodes: Sequence[NodeInfo]) -> list[str]:
     """Say what a worker reported that is not as planned, with both sides."""
     found = []
@@ -149,4 +166,7 @@ def differences(spec: WorkerSpec, report: Report, nodes: Sequence[NodeInfo]) -> 
         found.append(f"it runs {report.interpreter}, and its node group says {spec.interpreter}")
     if spec.watched_variable is not None and report.visible != spec.visible:
         found.append(f"it sees {spec.watched_variable}={report.visible!r}, and planned is {spec.visible!r}")
+    # Empty after its constructor: an engine may choose its cores itself.
+    if report.cores and report.cores != spec.cores:
+        found.append(f"it runs on cores {format_ranks(report.cores)}, and planned are {format_ranks(spec.cores)}")
     return found

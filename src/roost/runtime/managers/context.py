@@ -45,7 +45,7 @@ class JobContext(JobView):
     owner: str | None
     """The name of this process, if it can end before the job does: a worker, or a driver that attached."""
     failures: Meanwhile
-    """What has failed in the job."""
+    """The failures of the job so far."""
     pid: int = field(default_factory=os.getpid)
     is_closed: threading.Event = field(default_factory=threading.Event)
     at_close: list[Callable[[], None]] = field(default_factory=list)

@@ -42,7 +42,7 @@ class LongWaits:
         self._due: dict[waiting, float] = {}
         """By wait: after how many seconds it is said next."""
         self._said: dict[waiting, str] = {}
-        """What was said of each wait that goes on, the newest last; that is in the record."""
+        """The last line about each wait that goes on, the newest last; the newest is in the record."""
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="roost-waits", daemon=True)
 
@@ -78,7 +78,7 @@ class LongWaits:
             seconds = time.perf_counter() - wait.started
             moments = [LONG_WAIT_SECONDS * times for times in _TIMES]
             if self._stop.hooks_began and wait.started >= self._stop.hooks_began:
-                # Whoever stops a run waits for it now.
+                # A caller of `stop` waits for it now.
                 moments.insert(0, STOP_WAIT_SECONDS)
             due = self._due.get(wait, moments[0])
             if seconds < due:

@@ -50,7 +50,7 @@ class NodeManager(Manager):
         self._ledger = PortLedger(ranges, seed=hash((job.host, job.pid, job.since)))
         self._slots = SlotLedger()
         self._waits: dict[str, tuple[str, str | None]] = {}
-        """What each user of accelerators waits for, and its owner."""
+        """By user of accelerators: what it waits for, and its owner."""
         self._waiting: dict[int, list[_Wanted]] = {node.rank: [] for node in nodes}
         # Python keeps no reference to a task that runs.
         self._trying: dict[int, asyncio.Task[None]] = {}

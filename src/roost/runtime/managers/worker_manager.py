@@ -64,7 +64,7 @@ class WorkerManager(Manager):
 
     @served
     async def note_failures(self, failures: Sequence[CallFailure]) -> None:
-        """Keep exceptions of calls, whoever made these."""
+        """Keep exceptions of calls, from any caller."""
         self._failures.add(failures)
 
     @served

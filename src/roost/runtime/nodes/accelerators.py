@@ -75,5 +75,6 @@ def _describe(kind: AcceleratorType, device: str, model: str | None, known: Sequ
                 uuid=item.uuid or None,
                 pci=item.pci,
                 numa=item.numa,
+                nic=item.nic,
             )
     return AcceleratorInfo(type=kind, device=device, model=model)

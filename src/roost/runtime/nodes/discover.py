@@ -384,6 +384,7 @@ def _node_info(rank: int, node: RayNode, report: probes.NodeReport, declared: It
         hardware=tuple(item.complete() for item in declared if item.node_rank == rank),
         labels=tuple(sorted((key, value) for key, value in node.labels.items() if not key.startswith("ray.io/"))),
         search_paths=tuple((name, value) for name, value in report.environment.items() if name in SEARCH_PATHS),
+        numa=tuple(report.numa.items()),
     )
 
 

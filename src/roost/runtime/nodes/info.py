@@ -8,6 +8,7 @@ from typing import Any
 
 from roost.config.hardware import AcceleratorType
 from roost.config.node_groups import DeclaredHardware
+from roost.config.ranks import format_ranks
 
 _HEAD_RESOURCE = "node:__internal_head__"
 
@@ -46,6 +47,7 @@ class AcceleratorInfo:
     uuid: str | None = None
     pci: str | None = None
     numa: int | None = None
+    nic: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +74,8 @@ class NodeInfo:
     labels: tuple[tuple[str, str], ...] = ()
     search_paths: tuple[tuple[str, str], ...] = ()
     """PATH, PYTHONPATH and the like, from the environment that the node was started with."""
+    numa: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    """The NUMA nodes, each with the cores that workers may use; none of a machine that has one."""
 
     @property
     def node_ip(self) -> str:
@@ -104,6 +108,7 @@ class NodeInfo:
         out["hardware"] = [{"type": item.type, **item.settings} for item in self.hardware]
         out["labels"] = dict(self.labels)
         out["search_paths"] = dict(self.search_paths)
+        out["numa"] = {number: format_ranks(cores) for number, cores in self.numa}
         return out
 
     def __str__(self) -> str:

@@ -96,7 +96,7 @@ class RayState:
     groups: tuple[GroupEntry, ...] = ()
     jobs: Mapping[str, RayJob] = field(default_factory=dict)
     free: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """What is free on each node, as far as the head knows."""
+    """The free resources of each node, as far as the head knows."""
 
 
 def read_ray_state() -> RayState:

@@ -1,1 +1,1 @@
-"""What happens inside a worker's process."""
+"""The code that runs inside a worker's process."""

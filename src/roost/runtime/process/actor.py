@@ -26,6 +26,7 @@ import ray
 from ray.exceptions import OwnerDiedError, RayError
 
 from roost.errors import ClusterError, WorkerDied
+from roost.machine.numa import bind_to, own_cores
 from roost.machine.ports import first_free_port, taken_ports
 from roost.machine.processes import die_with_parent, end_sibling
 from roost.runtime.events.emitter import emitter
@@ -44,7 +45,7 @@ from roost.runtime.process.timers import measured_call
 
 
 class MethodKind(StrEnum):
-    """What a method returns: one answer or a stream of items, perhaps asynchronously."""
+    """How a method answers: with one value or a stream of items, perhaps asynchronously."""
 
     PLAIN = "plain"
     ASYNC = "async"
@@ -90,6 +91,8 @@ class WorkerActor:
         """
         with _carried():
             os.environ.update(spec.variables)
+            if spec.cores:
+                bind_to(spec.cores, spec.numa)
             place = output.choose_place(spec.run_dir, spec.identity.address)
             output.redirect_output(place, is_restart=predecessor is not None)
             # A crash in C code leaves its stack in the log.
@@ -111,7 +114,8 @@ class WorkerActor:
                 file, devices = worker_file(address), spec.accelerators
                 emitter.start(base, file, address, run=run, node=spec.node_rank, devices=devices, on_tick=look)
             taken = taken_ports([(port, 1) for port in ports])
-            return replace(_report(spec), free_port=next((port for port in ports if port not in taken), None))
+            free = next((port for port in ports if port not in taken), None)
+            return replace(_report(spec), free_port=free, cores=own_cores() if spec.cores else ())
 
     def _roost_construct(self, spec: WorkerSpec, master: Master, packed: Packed, overdue_seconds: float) -> Report:
         """Load the user's class and construct the object; dump a stack into the log if that takes too long.
@@ -309,7 +313,7 @@ def group_call(method: str) -> str:
 
 
 CallReport = dict[str, float] | RemoteFailure
-"""What the caller learns of a call besides its value: what was timed, by tag, or how it failed.
+"""The news of a call besides its value: its durations by tag, or its failure.
 
 Every call sends one. Ray packs a plain dict of numbers itself; a tuple or a class it pickles, which takes a worker and
 its caller longer than all else that Roost adds to a call.

@@ -1,4 +1,4 @@
-"""What a worker does about an exception of its own, whether or not the caller ever looks at the result.
+"""How a worker reports its own exceptions, whether or not the caller ever looks at the result.
 
 The log gets the traceback each time. The events and the worker manager get the first exceptions of a kind and method,
 and then one a second, with the number of those in between.

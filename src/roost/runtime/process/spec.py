@@ -34,6 +34,10 @@ class WorkerSpec:
     run_dir: RunDir
     keeps_events: bool
     """Whether the process writes its events into the run folder."""
+    cores: tuple[int, ...] = ()
+    """The cores that it runs on, those near its accelerators; none: where the system puts it."""
+    numa: int | None = None
+    """The NUMA node of its memory, if its accelerators are at one."""
 
     @property
     def address(self) -> str:
@@ -59,5 +63,7 @@ class Report:
     interpreter: str
     visible: str | None
     log: LogPlace
+    cores: tuple[int, ...] = ()
+    """The cores on which its threads may run, before the user's code is there; empty if it is not bound."""
     free_port: int | None = None
     """The first of the ports to try that is free on its node."""

@@ -39,7 +39,7 @@ class Seat:
     """Its place in the pool that was reserved; the seats of a slice keep theirs."""
     node_rank: int
     hardware_type: str
-    """What it has, as in a `Placement`: `accelerator`, a declared kind, or `node` for a CPU seat."""
+    """Its hardware, as in a `Placement`: `accelerator`, a declared kind, or `node` for a CPU seat."""
     local_hardware_ranks: tuple[int, ...]
     """Its hardware on its node; empty for a CPU seat."""
     node_group_label: str

@@ -14,7 +14,7 @@ _COLOURS = (36, 35, 34, 33, 32, 96, 95, 94, 93, 92)
 
 
 class Console:
-    """What one process shows to the user; a quiet console shows only what it waits for."""
+    """The lines that one process shows to the user; a quiet console shows only its waits."""
 
     def __init__(self, *, quiet: bool | None = None, stream: TextIO | None = None) -> None:
         self.quiet: bool = os.environ.get("ROOST_QUIET", "") not in ("", "0") if quiet is None else quiet

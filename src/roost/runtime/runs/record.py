@@ -211,7 +211,7 @@ class RunRecord:
     waits: Mapping[str, str] = field(default_factory=dict)
     """Which groups wait for which accelerators now."""
     waiting: str = ""
-    """What its driver has waited for, if that takes more than half a minute."""
+    """The wait of its driver that has lasted for more than half a minute, if there is one."""
     outcome: RunOutcome = RunOutcome(status=Status.RUNNING)
 
     @property
@@ -233,7 +233,7 @@ class RunRecord:
 
     @property
     def note(self) -> str:
-        """What the user noted about it."""
+        """The user's note about it."""
         return str(dict(self.job.flags).get("--note", "")) if self.job is not None else ""
 
     @property

@@ -31,12 +31,12 @@ _TYPES |= {"F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}
 
 
 class Extension:
-    """What vLLM wants to add to its workers: importing this module is all that is needed."""
+    """The extension that vLLM adds to its workers: importing this module is all that is needed."""
 
 
 @dataclass
 class Nothing(WeightTransferInitInfo):
-    """What this way needs to begin."""
+    """This way needs nothing to begin."""
 
 
 @dataclass
@@ -45,7 +45,7 @@ class Place(WeightTransferUpdateInfo):
 
     path: str = ""
     memory: dict[str, Any] | None = None
-    """What the driver maps the memory by, and how much of it there is."""
+    """The handle by which the driver maps the memory, and its size."""
     tensors: dict[str, Any] | None = None
     """Type, shape and place in that memory of each."""
 

@@ -1,1 +1,1 @@
-"""What the managers know, as plain state: no Ray calls, no clock, no I/O."""
+"""The managers' knowledge as plain state: no Ray calls, no clock, no I/O."""
