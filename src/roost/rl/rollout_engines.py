@@ -413,7 +413,10 @@ def _wait_until_healthy(
     for rank in ill[:4]:
         spec = specs[rank]
         path = log_file(cluster.job.run_dir.logs, f"{group.name}:{rank}")
-        end = "".join(f"\n      {line}" for line in logs.read_tail(path).splitlines()[-10:])
+        said = logs.read_tail(path).splitlines()
+        # The exception of `health`, which is in the log as well, would take the place of what the engine said.
+        failed = (place for place, line in enumerate(said) if f" ERROR {group.name}:{rank} failed in health, " in line)
+        end = "".join(f"\n      {line}" for line in said[: next(failed, None)][-10:])
         state = "" if rank in group.alive else ", its process is dead"
         node = cluster.nodes[spec.cluster_node_rank]
         lines.append(f"  engine {spec.engine_rank} ({group.name}:{rank} on {node}, {spec.url}){state}, log {path}{end}")
