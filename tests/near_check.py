@@ -36,9 +36,7 @@ def draw(rng: random.Random) -> tuple[dict[str, Any], dict[str, Any]]:
         placement[name] = {"count": math.prod(sizes)}
         mesh[name] = dict(zip("pqr", sizes, strict=False))
         for _ in range(rng.randint(0, 3)):
-            who = rng.choice(
-                [name, *(f"{name}.{axis}" for axis in mesh[name]), ".".join([name, *mesh[name]][:3])]
-            )
+            who = rng.choice([name, *(f"{name}.{axis}" for axis in mesh[name]), ".".join([name, *mesh[name]][:3])])
             rule = f"{rng.choice(['', '', 'prefer '])}{who} within {rng.choice(['x', 'y', 'node'])}"
             rules += [] if rule in rules else [rule]
         if rng.random() < 0.4:
