@@ -5,6 +5,8 @@ Written from docs/guides/keep-it-near.md, and sharing nothing with `roost.placem
 
 from __future__ import annotations
 
+import itertools
+import math
 import random
 import re
 from typing import Any
@@ -28,19 +30,19 @@ def draw(rng: random.Random) -> tuple[dict[str, Any], dict[str, Any]]:
         placement["fixed"] = str(rng.randrange(total))
     mesh, rules, spread = {}, [], []
     for name in "ab"[: rng.choice([1, 1, 2])]:
-        sizes = [rng.randint(1, 3) for _ in range(rng.randint(1, 2))]
-        count = sizes[0] * (sizes[1] if len(sizes) > 1 else 1)
-        if count > 6:
-            count, sizes = 4, [2, 2]
-        placement[name] = {"count": count}
-        mesh[name] = dict(zip("pq", sizes, strict=False))
+        sizes = [rng.randint(1, 3) for _ in range(rng.randint(1, 3))]
+        if math.prod(sizes) > 6:
+            sizes = [2, 2]
+        placement[name] = {"count": math.prod(sizes)}
+        mesh[name] = dict(zip("pqr", sizes, strict=False))
         for _ in range(rng.randint(0, 3)):
-            who = rng.choice([name, *(f"{name}.{axis}" for axis in mesh[name])])
+            who = rng.choice([name, *(f"{name}.{axis}" for axis in mesh[name]), ".".join([name, *mesh[name]][:3])])
             rule = f"{rng.choice(['', '', 'prefer '])}{who} within {rng.choice(['x', 'y', 'node'])}"
             rules += [] if rule in rules else [rule]
         if rng.random() < 0.4:
             spread.append(
-                f"{rng.choice(['', '', 'prefer '])}{name} across {rng.choice(['x', 'y', 'node'])}, at least 2"
+                f"{rng.choice(['', '', 'prefer '])}{name} across {rng.choice(['x', 'y', 'node'])}, "
+                f"at least {rng.choice([2, 2, 3])}"
             )
     return {"cluster": {"component_placement": placement}, "mesh": mesh, "keep": rules, "spread": spread}, {
         "nodes": nodes
@@ -70,18 +72,17 @@ class Fabric:
     def holds(self, text: str, seats: dict[tuple[str, int], int], *, whole: bool) -> bool:
         """Tell whether a rule holds for the ranks that have a seat; with `whole`, for all."""
         who, word, level = re.match(r"(?:prefer )?(\S+) (within|across) (\w+)", text).groups()
-        name, _, axis = who.partition(".")
+        name, *axes = who.split(".")
         own = {rank: self.domains[at].get(level) for (one, rank), at in seats.items() if one == name}
         if word == "across":
-            return not whole or len(set(own.values()) - {None}) >= 2
-        last = list(self.mesh[name].values())[-1]
+            return not whole or len(set(own.values()) - {None}) >= int(text.rpartition(" ")[2])
         # With p and q, rank = p * size of q + q; along p the rest q is the same.
-        key = {"": lambda _: 0, list(self.mesh[name])[-1]: lambda rank: rank // last}.get(
-            axis, lambda rank: rank % last
-        )
-        groups: dict[int, set[str | None]] = {}
+        points = list(itertools.product(*(range(size) for size in self.mesh[name].values())))
+        groups: dict[tuple[int, ...], set[str | None]] = {}
         for rank, domain in own.items():
-            groups.setdefault(key(rank), set()).add(domain)
+            place = dict(zip(self.mesh[name], points[rank], strict=True))
+            key = tuple(at for axis, at in place.items() if axes and axis not in axes)
+            groups.setdefault(key, set()).add(domain)
         return all(len(found) == 1 and None not in found for found in groups.values())
 
     def possible(self, texts: list[str]) -> bool:
