@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roost import CallTimedOut, Channel, ChannelClosed, ClusterError, ConfigError, NameTaken, Worker
-from roost.comm.channels.client import LocalClient, PutOperation
+from roost.comm.channels.client import Client, LocalClient, PutOperation
 from roost.comm.channels.frames import (
     key_text,
     read_answer,
@@ -489,6 +489,22 @@ def test_a_put_of_many_that_is_too_late_sends_no_more_and_later_puts_stay_in_ord
     for put in puts:
         put.wait(30)
     assert got == ["first", *range(12)]
+
+
+def test_a_put_that_is_withdrawn_in_the_moment_in_which_it_is_sent_stays_out(serve, monkeypatch):
+    channel = serve(maxsize=1).channel
+    channel.put("first")
+    send = Client.send_put
+
+    def send_put(client, put):
+        put.withdraw()
+        send(client, put)
+
+    monkeypatch.setattr(Client, "send_put", send_put)
+    late = channel.put("second", async_op=True)
+    wait_until(lambda: late.is_done, "it is withdrawn")
+    assert channel.get(timeout=30) == "first"
+    assert channel.qsize() == 0
 
 
 @pytest.mark.parametrize("where", ["here", "the same node", "another node"])

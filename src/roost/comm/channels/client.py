@@ -412,6 +412,9 @@ class _Flow:
                         self._bytes += put.size
                     try:
                         self._client.send_put(put)
+                        if put.is_given_up:
+                            # Perhaps before it had a number, or before it was on its way.
+                            self._client.cancel(put.number)
                     except Exception as error:
                         put.fail(error)
             finally:
@@ -472,7 +475,8 @@ class Client:
                 elif (late := put.outcome(timeout)) is not None:
                     raise with_meanwhile(late)
         except BaseException:
-            for put in puts:
+            # The last first: the end of one that was sent lets the next one be sent.
+            for put in reversed(puts):
                 if not put.is_done:
                     put.withdraw()
             raise
