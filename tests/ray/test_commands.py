@@ -56,6 +56,7 @@ def test_nodes_as_table_map_json_and_inventory(tmp_path):
     assert [node["rank"] for node in nodes] == [0, 1, 2, 3]
     assert nodes[1]["accelerators"][2] == {
         "type": "nvidia", "device": "2", "model": "H100", "memory": None, "uuid": None, "pci": None, "numa": None,
+        "nic": None,
     }  # fmt: skip
     inventory = tmp_path / "inventory.yaml"
     assert roost("nodes", "--format", "inventory", "--out", str(inventory)).returncode == 0

@@ -7,7 +7,9 @@ while. Calls of Ray's that need the head do not return while it is dead or hangs
 from __future__ import annotations
 
 import _thread
+import atexit
 import contextlib
+import ctypes
 import functools
 import logging
 import math
@@ -212,6 +214,19 @@ class Head:
             what = f"Ray's head at {self.address} does not answer"
             hint = "if it is only the network, try again; if the head has ended, so has every job on it"
         return ClusterError(f"{what}{doing}", hint=hint)
+
+
+@atexit.register
+def _leave_at_once() -> None:
+    """Let a process in which a thread still waits in Ray end without the destructors of C++, in which that crashes.
+
+    Python has done by then what it does at its end, and the exit code stays the same.
+    """
+    if _running or (Head.current is not None and Head.current.is_given_up):
+        # It runs before the handlers of libraries that are loaded already. Other systems than Linux have none.
+        with contextlib.suppress(AttributeError):
+            libc = ctypes.CDLL(None)
+            libc.on_exit(ctypes.cast(libc._exit, ctypes.c_void_p), None)
 
 
 def check_not_lost() -> None:
