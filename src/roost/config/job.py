@@ -192,7 +192,14 @@ class JobConfig:
 
     def where_group(self, label: str) -> Where | None:
         """Return the place where the job declares a node group, even wrongly; None if it does not."""
-        section = self.document.get("cluster", "node_groups")
+        cluster = self.document.get("cluster")
+        # The key may be misspelt, which is told where the section is read.
+        key = (
+            did_you_mean("node_groups", cluster.keys()[:1000])
+            if cluster is not None and cluster.kind == "mapping"
+            else None
+        )
+        section = self.document.get("cluster", key or "node_groups")
         for item in section.elements() if section is not None and section.kind == "list" else ():
             found = item.get("label")
             readable = found is not None and found.broken is None and found.kind == "scalar"
