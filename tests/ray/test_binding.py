@@ -17,6 +17,7 @@ from waiting import wait_until
 CORES = sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else []
 pytestmark = pytest.mark.skipif(len(CORES) < 2, reason="needs two cores of Linux")
 MODULE = """
+import contextlib
 import os
 import subprocess
 import threading
@@ -34,7 +35,11 @@ class Sees:
         thread = threading.Thread(target=lambda: found.extend(here()))
         thread.start()
         thread.join()
-        tasks = {core for task in os.listdir("/proc/self/task") for core in os.sched_getaffinity(int(task))}
+        tasks = set()
+        for task in os.listdir("/proc/self/task"):
+            # Some thread of Ray's may have ended meanwhile.
+            with contextlib.suppress(ProcessLookupError):
+                tasks |= os.sched_getaffinity(int(task))
         child = subprocess.run(["nproc"], capture_output=True, text=True).stdout.strip()
         return AT_IMPORT, here(), found, sorted(tasks), child
 
