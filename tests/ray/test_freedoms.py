@@ -157,12 +157,13 @@ class Engine(Worker):
 
     def start(self, size: int) -> list[Any]:
         spawn = multiprocessing.get_context("spawn")
-        self.heard: Any = spawn.Queue()
-        arguments = [(str(self.address), size, rank, self.heard) for rank in range(size)]
+        # Its names in shared memory go when this returns: the process is killed in the end.
+        heard = spawn.Queue()
+        arguments = [(str(self.address), size, rank, heard) for rank in range(size)]
         self.children = [spawn.Process(target=be_child, args=each, daemon=True) for each in arguments]
         for child in self.children:
             child.start()
-        return sorted(self.heard.get(timeout=60) for _ in self.children)
+        return sorted(heard.get(timeout=60) for _ in self.children)
 
     def ask(self, size: int) -> list[Any]:
         for rank in range(size):
