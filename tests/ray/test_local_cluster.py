@@ -182,6 +182,23 @@ def test_a_cluster_that_starts_its_workers_from_scratch_forks_none():
         local.preload("json")
 
 
+def test_a_driver_that_outlives_its_cluster_ends_with_its_own_exit_code(driver, small_local_cluster):
+    code = (
+        "import ctypes, sys\n"
+        "from roost import Cluster\n"
+        "from roost.testing import local_cluster\n"
+        "# As the destructors of C++ now and then, while a thread of Ray's looks for the head that is gone.\n"
+        "libc = ctypes.CDLL(None)\n"
+        "libc.on_exit(ctypes.cast(libc.abort, ctypes.c_void_p), None)\n"
+        "with local_cluster('1x0'), Cluster(num_nodes=1, quiet=True, record=False):\n"
+        "    pass\n"
+        "sys.exit(3)\n"
+    )
+    mine = driver(code, small_local_cluster)
+    mine.finish()
+    assert mine.process.returncode == 3
+
+
 @pytest.mark.parametrize("wrong", ["torch", ["to rch"], [1], ["a..b"], ["../x"]])
 def test_wrong_names_of_modules_are_refused(wrong):
     with pytest.raises(ConfigError, match="preload is"):

@@ -168,6 +168,7 @@ class Head:
     def use(self) -> None:
         """Make it this process's head, in place of an earlier one that may be lost."""
         Head.current = self
+        _used.add(self.address)
         _hanging.clear()
 
     def watch(self, raylet: str, on_lost: Callable[[], object]) -> None:
@@ -216,16 +217,21 @@ class Head:
         return ClusterError(f"{what}{doing}", hint=hint)
 
 
+_used: set[str] = set()
+"""The addresses of the heads that this process has used."""
+
+
 @atexit.register
 def _leave_at_once() -> None:
-    """Let a process in which a thread still waits in Ray end without the destructors of C++, in which that crashes.
+    """Let a process end without the destructors of C++ if a thread of Ray's still looks for a head that is gone.
 
-    Python has done by then what it does at its end, and the exit code stays the same.
+    It would use what they destroy, and crash. Python has done by then what it does at its end, and the exit code stays.
     """
-    if _running or (Head.current is not None and Head.current.is_given_up):
+    if _running or any(answers(address) is not True for address in _used):
         # It runs before the handlers of libraries that are loaded already. Other systems than Linux have none.
         with contextlib.suppress(AttributeError):
             libc = ctypes.CDLL(None)
+            libc.fflush(None)
             libc.on_exit(ctypes.cast(libc._exit, ctypes.c_void_p), None)
 
 
