@@ -193,7 +193,7 @@ class JobConfig:
     def where_group(self, label: str) -> Where | None:
         """Return the place where the job declares a node group, even wrongly; None if it does not."""
         cluster = self.document.get("cluster")
-        # The key may be misspelt, which is told where the section is read.
+        # The key may be misspelt: reading the section reports that.
         key = (
             did_you_mean("node_groups", cluster.keys()[:1000])
             if cluster is not None and cluster.kind == "mapping"

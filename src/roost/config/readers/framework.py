@@ -117,7 +117,7 @@ class Framework:
     in_config: bool = False
     """Whether the placement is in a file that the command names, so that nothing is known without it."""
     placing: re.Pattern[str] | None = None
-    """What flags that place are called in any version, if the program passes over flags that it does not know."""
+    """Names of flags that place workers in any version, for a program that passes over unknown flags."""
     says_cluster: bool = False
     """Whether a job says which nodes it is for, and not only which GPUs it takes."""
     suffix: str = ".yaml"
